@@ -248,7 +248,7 @@ def test_without_disk_blocks_stay_in_memory_and_those_used_last_are_kept(
 @pytest.mark.parametrize("disk_bytes", [0, 1 << 30])
 def test_nobody_holds_a_released_block(source: CountingSource, tmp_path: Path, disk_bytes: int) -> None:
     with opened(source, tmp_path, disk_bytes=disk_bytes) as store:
-        store.ahead([(0, 1)])
+        store.prefetch([(0, 1)])
         wait_until(lambda: store.counters.bytes)
         for block in (0, 1):
             batches = store.open(0, block)
@@ -287,9 +287,9 @@ def test_blocks_are_decoded_ahead_nearest_first_and_later_wishes_replace_those_n
 ) -> None:
     with opened(source, tmp_path) as store:
         bar(source)
-        store.ahead([(0, 5), (0, 6), (0, 7)])
+        store.prefetch([(0, 5), (0, 6), (0, 7)])
         wait_until(lambda: source.reads() == [5])
-        store.ahead([(0, 9), (0, 5), (0, 8)])
+        store.prefetch([(0, 9), (0, 5), (0, 8)])
         unbar(source)
         wait_until(lambda: store.counters.bytes == 3 * BLOCK)
         for block in (5, 9, 8):
@@ -302,7 +302,7 @@ def test_a_block_that_waits_for_its_turn_is_decoded_by_who_opens_it(
 ) -> None:
     with opened(source, tmp_path) as store:
         bar(source)
-        store.ahead([(0, 1), (0, 2)])
+        store.prefetch([(0, 1), (0, 2)])
         wait_until(lambda: source.reads() == [1])
         got: list[Any] = []
         reader = threading.Thread(target=lambda: got.append(store.open(0, 2)))
@@ -337,7 +337,7 @@ def test_no_thread_is_started_before_the_first_wish_and_none_is_left(
     with opened(source, tmp_path, threads=3) as store:
         store.open(0, 0)
         assert threading.active_count() == before
-        store.ahead([(0, block) for block in range(1, 9)])
+        store.prefetch([(0, block) for block in range(1, 9)])
         assert threading.active_count() == before + 3
     assert threading.active_count() == before
 
@@ -345,7 +345,7 @@ def test_no_thread_is_started_before_the_first_wish_and_none_is_left(
 def test_what_fails_ahead_is_raised_when_the_block_is_opened(tmp_path: Path) -> None:
     source = GivenBatches(pa.record_batch({"a": [1]}), rows=2)
     with opened(source, tmp_path) as store:
-        store.ahead([(0, 0)])
+        store.prefetch([(0, 0)])
         wait_until(lambda: source.reads)
         with pytest.raises(DataError, match="has changed"):
             store.open(0, 0)
@@ -358,7 +358,7 @@ def test_blocks_decoded_ahead_in_memory_stop_at_half_of_it_and_are_not_pushed_ou
 ) -> None:
     wanted = [(0, block) for block in range(20)]
     with opened(source, tmp_path, disk_bytes=0, memory_bytes=4 * BLOCK) as store:
-        store.ahead(wanted)
+        store.prefetch(wanted)
         wait_until(lambda: store.counters.bytes == 3 * BLOCK)
         for number in range(20):
             assert matches(store.open(*wanted[number]), source.values(number))
@@ -372,7 +372,7 @@ def test_only_so_many_blocks_are_decoded_at_once_as_memory_allows_and_urgent_one
     room_for_one = 2 * 4 * BLOCK  # half of the memory, at 4 times the size of a block
     with opened(source, tmp_path, memory_bytes=room_for_one, threads=3) as store:
         bar(source)
-        store.ahead([(0, 0), (0, 1), (0, 2)])
+        store.prefetch([(0, 0), (0, 1), (0, 2)])
         wait_until(lambda: times_opened(".part") == 3)  # all have come as far as their turn
         urgent = threading.Thread(target=lambda: store.open(0, 9))
         urgent.start()
@@ -392,7 +392,7 @@ def test_as_many_blocks_are_decoded_at_once_as_fit(
 ) -> None:
     with opened(source, tmp_path, memory_bytes=room * 2 * 4 * BLOCK, threads=4) as store:
         bar(source)
-        store.ahead([(0, block) for block in range(4)])
+        store.prefetch([(0, block) for block in range(4)])
         wait_until(lambda: times_opened(".part") == 4 and len(source.reads()) == at_once)
         unbar(source)
         wait_until(lambda: store.counters.bytes == 4 * BLOCK)
@@ -402,7 +402,7 @@ def test_blocks_that_nobody_has_opened_yet_stay_when_others_have_to_go(
     source: CountingSource, tmp_path: Path
 ) -> None:
     with opened(source, tmp_path, disk_bytes=0, memory_bytes=4 * BLOCK) as store:
-        store.ahead([(0, 9)])
+        store.prefetch([(0, 9)])
         wait_until(lambda: store.counters.bytes == BLOCK)
         for block in range(8):
             store.open(0, block)
@@ -413,9 +413,9 @@ def test_blocks_that_nobody_has_opened_yet_stay_when_others_have_to_go(
 def test_closing_ends_a_wait_for_another_process(source: CountingSource, tmp_path: Path) -> None:
     with opened(source, tmp_path) as other, opened(source, tmp_path) as store:
         bar(source)
-        other.ahead([(0, 0)])
+        other.prefetch([(0, 0)])
         wait_until(lambda: source.reads() == [0])
-        store.ahead([(0, 0)])
+        store.prefetch([(0, 0)])
         wait_until(lambda: times_opened(".part") == 2)
         store.close()  # while the other is at it
         with pytest.raises(RuntimeError, match="closed"):
@@ -653,7 +653,7 @@ kept_files = st.lists(
         name=st.builds("{}-{}".format, st.sampled_from("abc"), st.integers(0, 99)),
         nbytes=st.just(1),
         used=st.integers(0, 20),
-        let_go=st.booleans(),
+        is_released=st.booleans(),
     ),
     unique_by=lambda file: file.name,
 )
@@ -663,18 +663,18 @@ kept_files = st.lists(
 def test_files_in_use_go_last_and_of_one_source_the_latest_first(files: list[KeptFile]) -> None:
     order = eviction_order(files)
     assert sorted(order, key=lambda file: file.name) == sorted(files, key=lambda file: file.name)
-    assert [file.let_go for file in order] == sorted((file.let_go for file in files), reverse=True)
+    assert [file.is_released for file in order] == sorted((file.is_released for file in files), reverse=True)
     for source in "abc":
-        let_go = [file.used for file in order if file.let_go and file.source == source]
-        assert let_go == sorted(let_go, reverse=True)
-    in_use = [file.used for file in order if not file.let_go]
+        released = [file.used for file in order if file.is_released and file.source == source]
+        assert released == sorted(released, reverse=True)
+    in_use = [file.used for file in order if not file.is_released]
     assert in_use == sorted(in_use)
 
 
 @given(kept_files)
 def test_sources_that_nobody_uses_any_more_go_first(files: list[KeptFile]) -> None:
     newest = {file.source: max(f.used for f in files if f.source == file.source) for file in files}
-    order = [newest[file.source] for file in eviction_order(files) if file.let_go]
+    order = [newest[file.source] for file in eviction_order(files) if file.is_released]
     assert order == sorted(order)
 
 

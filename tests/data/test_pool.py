@@ -19,7 +19,13 @@ import pyarrow as pa
 import pytest
 
 import powertrain.data.operations.pool as pool_module
-from powertrain.data.operations.pool import PoolClosed, ProcessDied, ProcessPool, how_it_ended, travelling
+from powertrain.data.operations.pool import (
+    PoolClosed,
+    ProcessDied,
+    ProcessPool,
+    describe_exit,
+    picklable_error,
+)
 
 _PATIENCE = 10.0
 
@@ -256,12 +262,12 @@ def test_work_that_cannot_be_made_fails_its_tasks() -> None:
     ],
 )
 def test_an_end_is_told_in_words(code: int | None, words: str) -> None:
-    assert how_it_ended(code) == words
+    assert describe_exit(code) == words
 
 
 def test_an_exception_that_can_travel_stays_itself() -> None:
     error = ValueError("as it is")
-    assert travelling(error) is error
+    assert picklable_error(error) is error
 
 
 # -- deaths

@@ -250,13 +250,13 @@ ray.exceptions.UserCodeException: UDF failed to process a data block."""
 
 
 def test_what_ray_says_begins_with_what_the_users_function_raised_and_where() -> None:
-    said = errors.what_ray_says(RuntimeError(_IN_A_TASK))
+    said = errors.ray_error_message(RuntimeError(_IN_A_TASK))
     assert said.startswith("Ray says: OSError: no such array (train.py:14 in f)\nray::Map(f)() (pid=1")
     assert said.endswith("UDF failed to process a data block.")
-    assert errors.what_ray_says(RuntimeError("\x1b[36mgone\x1b[39m")) == "Ray says: RuntimeError: gone"
+    assert errors.ray_error_message(RuntimeError("\x1b[36mgone\x1b[39m")) == "Ray says: RuntimeError: gone"
     wrapped = RuntimeError("outside")
     wrapped.__cause__ = DataError("The column 'x' is broken.")
-    assert errors.what_ray_says(wrapped) == "The column 'x' is broken."
+    assert errors.ray_error_message(wrapped) == "The column 'x' is broken."
 
 
 def test_a_column_that_is_only_rays_is_refused_by_its_own_sentence(tmp_path: Path, ray_data: Any) -> None:

@@ -291,7 +291,7 @@ def test_a_feed_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     feed.close()
     with pytest.raises(DataError, match="has ended in mid-epoch"):
         list(epoch)
-    monkeypatch.setattr(protocol, "_CONNECT_WITHIN", 0.0)
+    monkeypatch.setattr(protocol, "_CONNECT_TIMEOUT_S", 0.0)
     with pytest.raises(DataError, match="no process listens at"):
         iter(StreamedShard("train", path).iter_batches())
 

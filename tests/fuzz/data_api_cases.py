@@ -39,7 +39,7 @@ def files(directory: str) -> None:
     """Write the files that valid arguments name into a directory, which becomes the working directory."""
     os.makedirs(directory, exist_ok=True)
     os.chdir(directory)
-    protocol._CONNECT_WITHIN = (
+    protocol._CONNECT_TIMEOUT_S = (
         0.05  # seconds in which a shard of Ray's waits for a feed, of which there is none
     )
     whole = data.from_items([{"id": n, "x": n / 2, "t": f"row {n}", "l": [n] * (n % 3)} for n in range(ROWS)])

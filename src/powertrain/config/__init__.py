@@ -1,4 +1,4 @@
-"""What a person may ask for: every config class, frozen and checked at the moment it is written down.
+"""The configs of a run: every config class, frozen and checked at construction.
 
 A field is one statement: its type, its default, its check, with its meaning in the string below it::
 
@@ -7,10 +7,10 @@ A field is one statement: its type, its default, its check, with its meaning in 
 ``option`` ties the check to the field, :class:`Config` runs all checks at construction, and a class adds
 ``_contradictions`` for pairs of fields that cannot both hold. So a new field needs no other place.
 
-Whatever is wrong (a value, a field that does not exist, a contradictory pair) raises one
-:class:`~powertrain.errors.ConfigError` that names the field, the value and the fix. Fields that Ray Train has
-and that would have no effect here are known by name: their defaults pass, and any other value is refused with
-what to do instead (:func:`only`). Positional arguments follow the order of Ray Train 2.60.
+An invalid value, an unknown field or a contradictory pair raises one :class:`~powertrain.errors.ConfigError` that
+names the field, the value and the fix. Fields of Ray Train without an effect here are known by name: their defaults
+pass, and any other value is refused with the alternative (:func:`only`). Positional arguments follow the order of Ray
+Train 2.60.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from powertrain.config.validation import ValidationTaskConfig as ValidationTaskConfig
     from powertrain.torch.config import TorchConfig as TorchConfig
 
-#: Where each public name is; each is loaded when it is first used.
+#: Module of each public name; each is loaded when it is first used.
 _HOMES = {
     "BackendConfig": "powertrain.backend",
     "CheckpointConfig": "powertrain.config.checkpoint",

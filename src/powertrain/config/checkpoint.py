@@ -36,21 +36,27 @@ def _frequency(value: Any) -> int | None:
 
 @dataclass(frozen=True, repr=False)
 class CheckpointConfig(Config):
-    """Which of the reported checkpoints are kept."""
+    """Retention of the reported checkpoints.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value.
+
+    Example::
+
+        CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="eval/loss", checkpoint_score_order="min")
+    """
 
     num_to_keep: int | None = option(None, optional(whole(at_least=1)))
-    """How many checkpoints to keep; None keeps all. The newest is never deleted."""
+    """Number of checkpoints to keep; None keeps all. The newest is never deleted."""
 
     checkpoint_score_attribute: str | None = option(None, optional(text))
-    """The reported metric that ranks checkpoints (``"eval/loss"`` looks inside nested metrics). None ranks
-    them by age."""
+    """The reported metric that ranks checkpoints (``"eval/loss"`` selects a nested metric). None ranks them by age."""
 
     checkpoint_score_order: Literal["max", "min"] = option("max", one_of("max", "min"))
-    """Whether the highest or the lowest score is best."""
+    """``"max"`` if the highest score is best, ``"min"`` if the lowest is."""
 
     checkpoint_frequency: int | None = option(None, _frequency)
-    """Save what ``register_state`` was given every so many reports; None or 0 for never. A report that brings a
-    checkpoint of its own is left as it is."""
+    """Save the state given to ``register_state`` every so many reports; None or 0 for never. A report with a checkpoint
+    of its own is left as it is."""
 
     checkpoint_at_end: bool | None = ignored(
         None,
@@ -60,18 +66,18 @@ class CheckpointConfig(Config):
     """Ray Train's, for trainers that own the loop. Without effect: the loop reports its checkpoints itself."""
 
     staging_dir: str | os.PathLike[str] | None = option(None, optional(local_directory))
-    """Where checkpoints wait on each node until they are in storage. None: on the storage itself where that is a
-    local disk, else ``/var/tmp``."""
+    """Staging directory of checkpoints on each node until they are in storage. None: on the storage itself where that
+    is a local disk, else ``/var/tmp``."""
 
     staging_bytes: int | None = option(None, optional(whole(1, MOST_BYTES)))
-    """How many bytes may wait there on one node; None for half of what is free."""
+    """Bytes that may wait there on one node; None for half of the free disk."""
 
     on_full: Literal["replace", "wait"] = option("replace", one_of("replace", "wait"))
-    """What happens when no more may wait: the oldest that is not committed yet gives way to the new one, which is
-    told; or ``report`` waits for the storage."""
+    """The action when the staging directory is full: the oldest uncommitted checkpoint is dropped for the new one, with
+    a warning; or ``report`` waits for the storage."""
 
     on_lost: Literal["raise", "warn"] = option("raise", one_of("raise", "warn"))
-    """What ``fit`` does when the checkpoint that was reported last could not be saved: raise
+    """The action of ``fit`` when the last reported checkpoint could not be saved: raise
     :class:`~powertrain.errors.CheckpointError`, whose ``result`` is the run's; or return the result. Each loss is
     printed, and all are in ``Result.unsaved_checkpoints``, either way."""
 
@@ -90,18 +96,18 @@ class CheckpointConfig(Config):
 
 
 class CheckpointUploadMode(Enum):
-    """How ``report`` hands a checkpoint to the storage."""
+    """How ``report`` passes a checkpoint to the storage."""
 
     ASYNC = "ASYNC"
-    """Training goes on while the files travel."""
+    """Training continues while the files are uploaded."""
     SYNC = "SYNC"
     """``report`` returns when the checkpoint is committed."""
     NO_UPLOAD = "NO_UPLOAD"
-    """The files are already where they belong; only the commit is made."""
+    """The files are already in storage; only the commit is made."""
 
 
 class CheckpointConsistencyMode(Enum):
-    """What a reader of reported checkpoints waits for."""
+    """The state that a reader of reported checkpoints waits for."""
 
     COMMITTED = "COMMITTED"
     """The newest reported checkpoint is committed."""
@@ -111,20 +117,27 @@ class CheckpointConsistencyMode(Enum):
 
 @dataclass(frozen=True, repr=False)
 class SyncConfig(Config):
-    """How files reach a remote storage path."""
+    """Transfer of files to a remote storage path.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value.
+
+    Example::
+
+        RunConfig(sync_config=SyncConfig(sync_timeout=600))
+    """
 
     sync_period: float = ignored(300, finite, "files are sent when they are ready")
     """Ray Train's. Without effect: files are sent when they are ready."""
 
     sync_timeout: float = option(1800, positive)
-    """Seconds after which an operation on the storage that keeps failing is given up."""
+    """Seconds after which retries of a failing storage operation end."""
 
     sync_artifacts: bool = ignored(False, flag, "files to keep belong into a checkpoint")
-    """Ray Tune's. Without effect: a rank's working directory is not sent anywhere. Put files to keep into a checkpoint,
-    or write them to the storage."""
+    """Ray Tune's. Without effect: a rank's working directory is not uploaded. Put files to keep into a checkpoint, or
+    write them to the storage."""
 
     sync_artifacts_on_checkpoint: bool = ignored(True, flag, "artifacts are not sent at all")
-    """Ray Tune's. Without effect: artifacts are not sent at all."""
+    """Ray Tune's. Without effect: artifacts are not uploaded at all."""
 
     _moved: ClassVar[Mapping[str, str]] = {
         "upload_dir": "Use RunConfig(storage_path=...).",

@@ -1,4 +1,4 @@
-"""How a config class is checked: fields with their checks, one error for a wrong value, and the checks themselves."""
+"""Checks of configs: fields with their checks, one error for a wrong value, and the checks themselves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Check = Callable[[Any], Any]
 
 
 class Refusal(Exception):
-    """A check's no: why the value cannot be used (a clause), and what to write instead (a sentence)."""
+    """The refusal of a value by a check: the reason (a clause), and what to write instead (a sentence)."""
 
     def __init__(self, why: str, fix: str) -> None:
         super().__init__(why, fix)
@@ -36,7 +36,7 @@ class Refusal(Exception):
 
 
 def option(default: Any, check: Check) -> Any:
-    """A field with its default and its check. The default is given to the check too when nothing is said."""
+    """Declare a field with its default and its check, which is also run on the default."""
     return dataclasses.field(default=default, metadata={"check": check})
 
 
@@ -46,18 +46,18 @@ def ignored(default: Any, check: Check, why: str) -> Any:
 
 
 class Config:
-    """The base of all configs: one error for whatever is wrong, a short repr, equality by value.
+    """The base of all configs: one error for anything wrong, a short repr, equality by value.
 
     Subclasses are dataclasses with ``frozen=True, repr=False`` whose fields are made with :func:`option`.
-    After construction every value is valid and in its kept form.
+    After construction every value is valid and normalised.
     """
 
-    #: Names that existed elsewhere, each with the sentence that says what to write instead.
+    #: Names of fields elsewhere, each with a sentence on what to write instead.
     _moved: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls: type[_ConfigT], *args: Any, **kwargs: Any) -> _ConfigT:
-        # Here and not in __init__, because a dataclass answers an unknown keyword with a bare TypeError.
-        # Unpickling calls this without arguments, so what is missing is left to the checks.
+        # Here and not in __init__, because a dataclass raises a bare TypeError for an unknown keyword.
+        # Unpickling calls this without arguments, so missing fields are left to the checks.
         _check_names(cls, args, kwargs)
         return super().__new__(cls)
 
@@ -77,7 +77,7 @@ class Config:
         """Raise through :meth:`_contradiction` where two valid fields cannot both hold."""
 
     def _ignored_parts(self) -> Iterator[tuple[str, str]]:
-        """Parts of fields that have no effect here, each with the reason. :func:`ignored` is for whole fields."""
+        """Return parts of fields without an effect here, each with the reason. :func:`ignored` is for whole fields."""
         return iter(())
 
     def _contradiction(self, names: Iterable[str], why: str, fix: str) -> ConfigError:
@@ -91,7 +91,7 @@ class Config:
 
 
 def without_effect(configs: Iterable[Config]) -> str:
-    """One sentence that names the fields that were set and have no effect here, "" where there are none."""
+    """Return one sentence that names the fields that were set without effect, "" where there are none."""
     found = [f"{shown} ({why})" for config in configs for shown, why in _set_and_ignored(config)]
     return f"Accepted as in Ray, but without effect here: {'; '.join(found)}." if found else ""
 
@@ -108,7 +108,7 @@ def _set_and_ignored(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def fields(config: Any) -> tuple[dataclasses.Field[Any], ...]:
-    # Through Any, because the base itself is no dataclass: only its subclasses are.
+    # Through Any, because only its subclasses are dataclasses.
     return dataclasses.fields(config)
 
 
@@ -119,7 +119,7 @@ def _config_error(cls: type, values: Mapping[str, Any], verdict: str, refusal: R
 
 @functools.cache
 def _parameters(cls: Any) -> tuple[tuple[str, ...], bool]:
-    """Names that ``cls(...)`` takes in order, and whether a subclass's own ``__init__`` takes any others."""
+    """Return the positional names of ``cls(...)``, and whether a subclass's own ``__init__`` takes any others."""
     found = list(inspect.signature(cls.__init__).parameters.values())[1:]
     open_ended = any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in found)
     return tuple(p.name for p in found), open_ended
@@ -132,7 +132,7 @@ def _check_names(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     for name in kwargs:
         if name not in names:
             fix = cls._moved.get(name) or f"{did_you_mean(name, names)}Its fields are {', '.join(names)}."
-            # Without its value: what an unknown field holds is not known, and may be a secret.
+            # Without its value: an unknown field may hold a secret.
             raise ConfigError(f"{cls.__name__} has no field {name!r}. {fix}")
     if len(args) > len(names):
         raise ConfigError(
@@ -156,7 +156,7 @@ def _is_default(config: Config, field: dataclasses.Field[Any]) -> bool:
 
 
 def did_you_mean(name: Any, names: Iterable[str]) -> str:
-    """A question with the nearest of ``names``, and a blank after it; "" where none is near."""
+    """Return a question with the nearest of ``names``, and a blank after it; "" where none is near."""
     from difflib import get_close_matches
 
     if not isinstance(name, str):
@@ -167,9 +167,10 @@ def did_you_mean(name: Any, names: Iterable[str]) -> str:
 
 
 def as_config(value: Any, cls: type[_AnyT], argument: str) -> _AnyT:
-    """``value`` if it is a ``cls``, a default one for None, else a ConfigError that names ``argument``.
+    """Return ``value`` if it is a ``cls``, a default one for None; raise a ConfigError that names ``argument``
+    otherwise.
 
-    ``argument`` is what the user wrote, such as ``"TorchTrainer(scaling_config=...)"``.
+    ``argument`` is the user's code, such as ``"TorchTrainer(scaling_config=...)"``.
     """
     try:
         kept: _AnyT = instance_of(cls)(value)
@@ -179,7 +180,7 @@ def as_config(value: Any, cls: type[_AnyT], argument: str) -> _AnyT:
 
 
 def replace(config: _ConfigT, **changes: Any) -> _ConfigT:
-    """A copy with some fields changed, checked like any other config."""
+    """Return a copy with some fields changed, checked like any other config."""
     if not isinstance(config, Config):
         raise ConfigError(
             f"replace() got {_short(config)}, which is not a config. Give it one, such as RunConfig()."
@@ -188,7 +189,7 @@ def replace(config: _ConfigT, **changes: Any) -> _ConfigT:
 
 
 def whole(at_least: int, at_most: int = _LARGEST_WHOLE) -> Check:
-    """A whole number within bounds; a bool is not one."""
+    """Check a whole number within bounds; a bool is refused."""
 
     bounds = (
         f"at least {at_least}" if at_most in (_LARGEST_WHOLE, MOST_BYTES) else f"from {at_least} to {at_most}"
@@ -206,7 +207,7 @@ def whole(at_least: int, at_most: int = _LARGEST_WHOLE) -> Check:
 
 
 def positive(value: Any) -> float:
-    """A finite number above zero."""
+    """Check a finite number above zero."""
     found = finite(value)
     if found <= 0:
         raise Refusal("the number must be above zero", "Give a positive number of seconds.")
@@ -214,7 +215,7 @@ def positive(value: Any) -> float:
 
 
 def flag(value: Any) -> bool:
-    """True or False, also numpy's and torch's, and nothing that only looks like it."""
+    """Check True or False, also numpy's and torch's; other values are refused."""
     plain = plain_scalar(value)
     if not isinstance(plain, bool):
         raise Refusal(f"{a_type(value)} is neither True nor False", "Write True or False.")
@@ -222,7 +223,7 @@ def flag(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """A string with something in it."""
+    """Check a string that is not empty."""
     if not isinstance(value, str):
         raise Refusal(f"{a_type(value)} is not a string", "Give a string.")
     if not value.strip():
@@ -231,7 +232,7 @@ def text(value: Any) -> str:
 
 
 def _whole_characters(value: str) -> str:
-    """Text that can be a file's name and can be sent: without NUL, and without half a character."""
+    """Check text that can be a file's name and can be sent: without NUL and lone surrogates."""
     if "\0" in value:
         raise Refusal("it holds a NUL character", "Leave that character out.")
     try:
@@ -245,7 +246,7 @@ def _whole_characters(value: str) -> str:
 
 
 def one_of(*choices: str) -> Check:
-    """One of these words, spelled exactly so."""
+    """Check one of these words, spelled exactly so."""
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
@@ -259,12 +260,12 @@ def one_of(*choices: str) -> Check:
 
 
 def optional(check: Check) -> Check:
-    """None, or what ``check`` takes."""
+    """Check None, or a value that ``check`` accepts."""
     return lambda value: None if value is None else check(value)
 
 
 def instance_of(cls: type) -> Check:
-    """An instance of a config class; None stands for its defaults."""
+    """Check an instance of a config class; None stands for its defaults."""
 
     def check(value: Any) -> Any:
         if value is None:
@@ -282,7 +283,7 @@ def instance_of(cls: type) -> Check:
 
 
 def only(*allowed: Any, why: str, fix: str) -> Check:
-    """These values, which ask for nothing special. The first is the one that is kept."""
+    """Check one of these values, all without effect. The first is the one that is kept."""
 
     def check(value: Any) -> Any:
         if isinstance(value, (int, float, str, type(None))) and value in allowed:
@@ -314,7 +315,7 @@ def finite(value: Any) -> float:
 
 
 def takes(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether the function can be called with these positional arguments (True where it cannot be told)."""
+    """Return whether the function can be called with these positional arguments (True where unknown)."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -336,7 +337,7 @@ def local_directory(value: Any) -> str:
 def any_path(value: Any) -> str:
     try:
         found = os.fspath(value)
-    except Exception:  # no path, or one that raises when it is looked at
+    except Exception:  # not a path, or one that raises when it is read
         found = None
     if not isinstance(found, str):
         raise Refusal(f"{a_type(value)} is not a path", "Give a string or a pathlib.Path.")

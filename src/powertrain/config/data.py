@@ -23,7 +23,7 @@ from powertrain.config.checks import (
 from powertrain.errors import ConfigError
 from powertrain.text.reprs import short_repr as _short
 
-#: The dataset that ``get_dataset_shard`` gives where none is named.
+#: The default dataset of ``get_dataset_shard``.
 TRAIN_DATASET_KEY = "train"
 
 
@@ -56,8 +56,8 @@ class _DataConfigBase(Config):
     """
 
     def __new__(cls: type[_ConfigT], *args: Any, **kwargs: Any) -> _ConfigT:
-        """Raises :class:`ConfigError` for a subclass with a ``configure()`` of its own, which nothing would call."""
-        # Here and not among the checks, because a subclass's __init__ need not call ours.
+        """Raise :class:`ConfigError` for a subclass with a ``configure()`` of its own, which would never be called."""
+        # Here and not among the checks, because a subclass's __init__ need not call this one.
         if hasattr(cls, "configure"):
             raise ConfigError(
                 f"{cls.__name__}.configure() would not be called: datasets are divided among the ranks without it, "
@@ -70,11 +70,18 @@ class _DataConfigBase(Config):
 
 @dataclass(frozen=True, repr=False)
 class DataConfig(_DataConfigBase):
-    """How datasets are given to ranks."""
+    """Distribution of datasets to ranks.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value.
+
+    Example::
+
+        TorchTrainer(train_func, datasets={"train": dataset}, dataset_config=DataConfig(["train"]))
+    """
 
     datasets_to_split: Literal["all"] | Sequence[str] = option("all", _dataset_names)
-    """Names of the datasets of which each rank gets its own part, or ``"all"``. Of any other dataset each
-    rank gets the whole."""
+    """Names of the datasets of which each rank gets its own part, or ``"all"``. Each rank gets the whole of any other
+    dataset."""
 
     execution_options: Any = ignored(
         None, anything, "they belong to Ray Data's executor; set them in its DataContext"
@@ -85,32 +92,32 @@ class DataConfig(_DataConfigBase):
     """Ray Data's. Without effect: every node reads its own rows."""
 
     cache_bytes: int | None = option(None, optional(whole(0, MOST_BYTES)))
-    """Bytes of disk on each node for decoded blocks, which its ranks share; 0 for none, None for a quarter of what is
-    free there."""
+    """Bytes of disk on each node for decoded blocks, which its ranks share; 0 for none, None for a quarter of the free
+    disk there."""
 
     cache_dir: str | os.PathLike[str] | None = option(None, optional(_cache_directory))
-    """Where decoded blocks are kept on each node while the run lasts. None: in ``$TMPDIR``, else ``/var/tmp``."""
+    """Directory of decoded blocks on each node during the run. None: in ``$TMPDIR``, else ``/var/tmp``."""
 
     memory_bytes: int = option(512 * 2**20, whole(2**20, MOST_BYTES))
-    """Bytes of memory that each rank uses to read ahead and to decode, beside the batches it has given out."""
+    """Bytes of memory that each rank uses to prefetch and decode, beside the batches already handed out."""
 
     seed: int | None = option(None, optional(whole(0, 2**53 - 1)))
-    """Orders every shuffled dataset that was given no seed of its own. None: drawn once and kept with the run, so
-    that its restarts go on in the same order."""
+    """Orders every shuffled dataset without a seed of its own. None: drawn once and kept with the run, so that its
+    restarts resume in the same order."""
 
     on_change: Literal["refuse", "restart_epoch"] = option("refuse", one_of("refuse", "restart_epoch"))
-    """What happens when a run goes on and a dataset is not what it was: an error before anything starts, or the epoch
-    it was in begins again with the data as it is now."""
+    """The action when a run resumes with a changed dataset: an error before anything starts, or a restart of the
+    current epoch with the new data."""
 
     resume: Literal["batch", "epoch"] = option("batch", one_of("batch", "epoch"))
-    """Where the data go on after a restart, for a loop that asks for its checkpoint: behind the last batch before the
+    """Where the data resume after a restart, for a loop that loads its checkpoint: behind the last batch before the
     checkpoint, or at the first batch of that epoch, for a loop that skips batches by itself."""
 
     snapshot: bool = option(False, flag)
-    """Whether a ``ray.data.Dataset`` is written once, as Parquet, into the run's storage and read from there: every row
-    exactly once per epoch, and exact going on, on any engine. False streams it from Ray while training (engine "ray"
-    only). Datasets of our own are read where they are in any case."""
+    """True writes a ``ray.data.Dataset`` once, as Parquet, into the run's storage and reads it from there: every row
+    exactly once per epoch, and exact resumption, on any engine. False streams it from Ray while training (engine "ray"
+    only). Datasets of this package are read in place in any case."""
 
     def is_split(self, dataset: str) -> bool:
-        """Whether each rank gets its own part of this dataset."""
+        """Return whether each rank gets its own part of this dataset."""
         return self.datasets_to_split == "all" or dataset in self.datasets_to_split

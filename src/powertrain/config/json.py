@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def to_json(config: Config | BackendConfig) -> dict[str, Any]:
-    """All fields as JSON has them, for ``run.json``.
+    """Return all fields as JSON values, for ``run.json``.
 
     Functions and objects are given by their qualified names. Values of environment variables and credentials in
     addresses are left out, because run directories are shared.
@@ -52,6 +52,6 @@ def _json_value(name: str, value: Any) -> Any:
 
 
 def _qualified_name(value: Any) -> str:
-    """``module.name`` of a class or function, and of the class of anything else."""
+    """Return ``module.name`` of a class or function, and of the class of anything else."""
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"

@@ -35,14 +35,14 @@ from powertrain.config.trace import TraceConfig
 from powertrain.errors import ConfigError
 from powertrain.text.reprs import short_repr as _short
 
-#: Names a run's directory may have must leave room for what is put beside it in a file name of 255 bytes.
+#: A run's name must leave room for suffixes in a file name of 255 bytes.
 NAME_LIMIT_BYTES = 200
 #: Environment variable that replaces the default storage path.
 STORAGE_VARIABLE = "POWERTRAIN_STORAGE"
 DEFAULT_STORAGE_PATH = "~/powertrain_runs"
-#: What a callback may define; it needs at least one of them.
+#: Methods that a callback may define; it needs at least one of them.
 CALLBACK_HOOKS = ("after_report", "after_exception", "on_event")
-#: What a callback of a sweep may define (``powertrain.tune.Callback``).
+#: Methods that a callback of a sweep may define (``powertrain.tune.Callback``).
 SWEEP_HOOKS = (
     "on_trial_result",
     "on_trial_start",
@@ -65,7 +65,14 @@ def _log_level(value: Any) -> str:
 
 @dataclass(frozen=True, repr=False)
 class LoggingConfig(Config):
-    """What Powertrain itself logs. What your code prints or logs is not touched."""
+    """Logging of Powertrain's own messages. Output of the user's code is not affected.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value.
+
+    Example::
+
+        RunConfig(logging_config=LoggingConfig(log_level="DEBUG"))
+    """
 
     log_level: str = option("INFO", _log_level)
     """The lowest level of Powertrain's own messages that is shown, by name, such as ``"DEBUG"``."""
@@ -127,7 +134,7 @@ def _callbacks(value: Any) -> tuple[Any, ...]:
 
 
 def _check_added_tracker(name: str) -> None:
-    """Check the name of a tracker that is not one of this package's: entry points are only read for those."""
+    """Check the name of a tracker of another package: entry points are only read for those."""
     added = plugins.names(plugins.TRACKERS)
     if name not in added:
         known = (*TRACKER_NAMES, *added)
@@ -240,24 +247,31 @@ def _working_dir(value: Any) -> str:
 
 @dataclass(frozen=True, repr=False)
 class RunConfig(Config):
-    """What the run is called, where it is kept, and how it behaves."""
+    """Name, storage and behaviour of a run.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value, or for fields that exclude each other.
+
+    Example::
+
+        TorchTrainer(train_func, run_config=RunConfig(name="digits", storage_path="s3://bucket/runs"))
+    """
 
     name: str | None = option(None, optional(_run_name))
-    """The run's name and directory below ``storage_path``. The same name and path again means: go on with
-    it. None makes up a new one."""
+    """The run's name and directory below ``storage_path``. The same name and path again resumes it. None makes up a new
+    name."""
 
     storage_path: str | os.PathLike[str] | None = option(None, optional(_storage_path))
-    """Where runs are kept: a directory, or ``s3://``, ``gs://``, ``az://`` and a path there. None stands for
-    the environment variable POWERTRAIN_STORAGE, or else ``~/powertrain_runs`` (see ``storage_root``)."""
+    """The parent of runs: a directory, or ``s3://``, ``gs://``, ``az://`` and a path there. None stands for the
+    environment variable POWERTRAIN_STORAGE, or else ``~/powertrain_runs`` (see ``storage_root``)."""
 
     storage_filesystem: Any = option(None, optional(_filesystem))
     """A pyarrow or fsspec filesystem to reach ``storage_path`` with, which then is a plain path on it."""
 
     failure_config: FailureConfig = option(None, instance_of(FailureConfig))
-    """What happens when a worker fails."""
+    """Handling of worker failures."""
 
     checkpoint_config: CheckpointConfig = option(None, instance_of(CheckpointConfig))
-    """Which checkpoints are kept."""
+    """Retention of checkpoints."""
 
     callbacks: Sequence[Any] = option(None, _callbacks)
     """Objects with ``after_report``, ``after_exception`` or ``on_event``, called in the controller. An
@@ -267,20 +281,20 @@ class RunConfig(Config):
     """``{"env_vars": {...}}``: environment variables of every worker."""
 
     logging_config: LoggingConfig = option(None, instance_of(LoggingConfig))
-    """What Powertrain itself logs."""
+    """Logging of Powertrain's own messages."""
 
     sync_config: SyncConfig = option(None, instance_of(SyncConfig))
-    """How files reach a remote storage path."""
+    """Transfer of files to a remote storage path."""
 
     verbose: int | None = option(None, optional(whole(at_least=0, at_most=3)))
-    """What the terminal shows of the run: 0 warnings and errors, 1 plain lines, 2 or 3 the live view. None is
-    the live view on a terminal and plain lines elsewhere."""
+    """Terminal output of the run: 0 warnings and errors, 1 plain lines, 2 or 3 the live view. None is the live view on
+    a terminal and plain lines elsewhere."""
 
     stop: Mapping[str, float] | Callable[[str, Mapping[str, Any]], bool] | None = option(
         None, optional(_stop_criterion)
     )
-    """When to end early: ``{metric: limit}`` ends at the first row in which a metric reaches its limit; a
-    function of (run name, metrics) ends where it returns True. ``training_iteration`` is the row."""
+    """Early stopping: ``{metric: limit}`` ends at the first row in which a metric reaches its limit; a function of (run
+    name, metrics) ends where it returns True. ``training_iteration`` is the row."""
 
     progress_reporter: Any = ignored(
         None, anything, "verbose is for the terminal, callbacks for a view of your own"
@@ -293,10 +307,10 @@ class RunConfig(Config):
 
     port: int | None = option(None, optional(whole(at_least=1, at_most=65535)))
     """The TCP port on which the run listens for its workers on other machines, for clusters with a firewall between
-    nodes; None takes any that is free. On one machine a Unix socket is used, and no port."""
+    nodes; None takes any free one. On one machine a Unix socket is used, and no port."""
 
     trace: TraceConfig | bool | None = option(None, _trace)
-    """What is recorded of where the time goes: None and True for the defaults, False for nothing."""
+    """Recording of where the time goes: None and True for the defaults, False for nothing."""
 
     post_mortem: bool = option(False, flag)
     """True opens a debugger in the launching terminal where a rank's function raises, before the run fails: the first
@@ -309,20 +323,20 @@ class RunConfig(Config):
     name)."""
 
     shared_storage: bool = option(False, flag)
-    """True accepts a run directory with files of other users: for a group that takes turns with a run. Everybody who
-    can write there is trusted then. Links in it are not followed in any case. No effect on object stores."""
+    """True accepts a run directory with files of other users: for a group that takes turns with a run. All users with
+    write access there are trusted then. Links in it are not followed in any case. No effect on object stores."""
 
     report_barrier: bool | None = option(None, optional(flag))
     """True makes every ``report`` a global barrier, as in Ray Train: it returns when all ranks have made that report.
     False does not. None stands for the environment variable POWERTRAIN_REPORT_BARRIER (1 or 0), or else False."""
 
     trackers: Sequence[Any] = option(None, _trackers)
-    """Where rank 0's reports are sent as well: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``, ``"csv"``, or objects
-    such as ``powertrain.trackers.MLflow(...)``. A process of its own sends them, and never holds up training."""
+    """Trackers that also get rank 0's reports: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``, ``"csv"``, or objects such
+    as ``powertrain.trackers.MLflow(...)``. A separate process sends them, and never delays training."""
 
     tracker_timeout_s: float = option(30.0, positive)
-    """Seconds that trackers have to catch up when the run is over. One that refuses has 5. The rest is sent by
-    ``powertrain track``."""
+    """Seconds for trackers to catch up at the end of the run. One that refuses has 5. ``powertrain track`` sends the
+    rest."""
 
     _moved: ClassVar[Mapping[str, str]] = {
         "local_dir": "Use storage_path.",
@@ -337,7 +351,7 @@ class RunConfig(Config):
     def storage_root(self) -> str:
         """The storage path to use now: as given, else from the environment, else the default.
 
-        A place on this machine comes back absolute with ``~`` expanded; a URL as it was given.
+        A local path is absolute, with ``~`` expanded; a URL is returned as given.
         """
         path = os.fspath(self.storage_path) if self.storage_path is not None else _storage_from_environment()
         if self.storage_path is None and self.storage_filesystem is not None and "://" in path:

@@ -1,4 +1,4 @@
-"""``ScalingConfig``: how many workers, with which resources, on which engine."""
+"""``ScalingConfig``: number of workers, their resources, and the engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from powertrain.text.reprs import short_repr as _short
 
 PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 ENGINES = ("auto", "local", "ray", "inline", "torchrun")
-#: Keys of ``engine_options`` that each engine of this package understands; "auto" takes what any of them does.
+#: Keys of ``engine_options`` by engine of this package; "auto" takes those of any of them.
 ENGINE_OPTIONS: dict[str, tuple[str, ...]] = {"ray": ("address", "runtime_env")}
 
 
@@ -54,7 +54,7 @@ def _worker_count(value: Any) -> int | tuple[int, int]:
 
 
 def _amounts(value: Any) -> dict[str, float] | None:
-    """Resource amounts by name; an empty dict says nothing, so it becomes None."""
+    """Check resource amounts by name; an empty dict becomes None."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -129,33 +129,40 @@ _NO_TPU = "TPUs are not supported"
 
 @dataclass(frozen=True, repr=False)
 class ScalingConfig(Config):
-    """How many workers, what each of them gets, and where they live."""
+    """Number of workers, their resources, and the engine that runs them.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value, or for fields that exclude each other.
+
+    Example::
+
+        TorchTrainer(train_func, scaling_config=ScalingConfig(num_workers=4, use_gpu=True))
+    """
 
     trainer_resources: Mapping[str, float] | None = option(None, _amounts)
-    """What the controller reserves on a Ray cluster. On one machine it lives in the calling process and
-    reserves nothing."""
+    """Resources of the controller on a Ray cluster. On one machine it runs in the calling process and reserves
+    nothing."""
 
     num_workers: int | tuple[int, int] = option(1, _worker_count)
     """Worker processes: N, ``(min, max)`` for an elastic run, or 0 to train in the calling process. An elastic run
-    takes as many as there is room for; on one machine, where no resource is asked for by name, that is one per core. A
-    fixed N is started whatever the number of cores."""
+    takes as many as there is room for; on one machine, without named resources, that is one per core. A fixed N is
+    started at any number of cores."""
 
     use_gpu: bool = option(False, flag)
     """Give each worker a GPU (one, unless ``resources_per_worker`` says how many)."""
 
     resources_per_worker: Mapping[str, float] | None = option(None, _amounts)
-    """Amounts each worker reserves, such as ``{"CPU": 4, "GPU": 1, "accelerator_type:T4": 0.001}``. What is
-    named is checked against the machine; without it a worker counts as one CPU, which is never refused."""
+    """Amounts that each worker reserves, such as ``{"CPU": 4, "GPU": 1, "accelerator_type:T4": 0.001}``. Named amounts
+    are checked against the machine; without them a worker counts as one CPU, which is never refused."""
 
     placement_strategy: str = option("PACK", one_of(*PLACEMENT_STRATEGIES))
-    """How workers lie on nodes: PACK (few nodes), SPREAD (many), STRICT_PACK (one node or fail),
-    STRICT_SPREAD (each on its own node or fail)."""
+    """Placement of workers on nodes: PACK (few nodes), SPREAD (many), STRICT_PACK (one node or fail), STRICT_SPREAD
+    (each on its own node or fail)."""
 
     accelerator_type: str | None = option(None, optional(text))
     """The kind of GPU every worker must have, such as ``"A100"``."""
 
     label_selector: Mapping[str, str] | Sequence[Mapping[str, str]] | None = option(None, _labels)
-    """Labels of the Ray nodes workers may lie on: one dict for all, or a list with one per worker."""
+    """Labels of the Ray nodes that workers may run on: one dict for all, or a list with one per worker."""
 
     use_tpu: bool = option(False, only(False, why=_NO_TPU, fix="Use use_gpu=True, or CPUs."))
     """Ray Train's; only False."""
@@ -167,16 +174,16 @@ class ScalingConfig(Config):
     """Ray Train's polling period. Without effect: capacity is watched continuously."""
 
     engine: str = option("auto", _engine_name)
-    """Where processes live: ``"local"`` (this machine), ``"ray"`` (a Ray cluster), ``"inline"`` (the calling
-    process), ``"torchrun"`` (this process is one of torchrun's), or ``"auto"`` for the one that applies. Other packages
-    add engines, by the name of an entry point of the group ``powertrain.engines``."""
+    """The engine that runs the processes: ``"local"`` (this machine), ``"ray"`` (a Ray cluster), ``"inline"`` (the
+    calling process), ``"torchrun"`` (this process is one of torchrun's), or ``"auto"`` for the one that applies. Other
+    packages add engines, by the name of an entry point of the group ``powertrain.engines``."""
 
     engine_options: Mapping[str, Any] = option(None, _options)
     """Options of the engine, for Ray ``{"address": ..., "runtime_env": ...}``."""
 
     queue_timeout_s: float | None = option(None, optional(positive))
-    """How long to wait for room before the run fails with what was missing; None waits as long as it takes. So long a
-    validation waits for a slot of its own, too, once the training is over."""
+    """Seconds to wait for resources before the run fails with the missing ones; None waits indefinitely. A validation
+    waits as long for a slot of its own once the training is over."""
 
     _moved: ClassVar[Mapping[str, str]] = {
         "bundle_label_selector": "Use label_selector.",
@@ -198,17 +205,17 @@ class ScalingConfig(Config):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the number of workers may change during the run."""
+        """True if the number of workers may change during the run."""
         return self.min_workers < self.max_workers
 
     @property
     def elasticity_enabled(self) -> bool:
-        """Whether ``num_workers`` was given as ``(min, max)``."""
+        """True if ``num_workers`` was given as ``(min, max)``."""
         return isinstance(self.num_workers, tuple)
 
     @property
     def total_resources(self) -> dict[str, float]:
-        """What all workers reserve together, at most, as in Ray Train."""
+        """Resources of all workers together, at most, as in Ray Train."""
         return {name: amount * self.max_workers for name, amount in self._reserved.items()}
 
     @property
@@ -228,12 +235,12 @@ class ScalingConfig(Config):
 
     @property
     def additional_resources_per_worker(self) -> dict[str, float]:
-        """What each worker reserves beside CPUs and GPUs."""
+        """Resources of each worker beside CPUs and GPUs."""
         return {name: amount for name, amount in self._reserved.items() if name not in ("CPU", "GPU")}
 
     @property
     def _reserved(self) -> dict[str, float]:
-        """What one worker reserves on a cluster: a worker with a GPU reserves a CPU only where that is named."""
+        """Resources of one worker on a cluster: a worker with a GPU reserves a CPU only where that is named."""
         named = {name: amount for name, amount in self.resources.items() if amount}
         if self.use_gpu and self.resources_per_worker is None:
             named.pop("CPU", None)
@@ -241,15 +248,15 @@ class ScalingConfig(Config):
 
     @property
     def explicit_resources(self) -> bool:
-        """Whether the user named amounts, which are then checked against the machine."""
+        """True if amounts were named, which are then checked against the machine."""
         return self.resources_per_worker is not None
 
     @property
     def resources(self) -> dict[str, float]:
-        """What one worker needs: always CPU and GPU, and each custom resource with an amount above zero.
+        """Resources of one worker: always CPU and GPU, and each custom resource with an amount above zero.
 
-        Where amounts are named, what is not named is not asked for, so a worker with
-        ``{"accelerator_type:T4": 0.001}`` asks for no CPU.
+        Where amounts are named, others are not requested, so a worker with ``{"accelerator_type:T4": 0.001}`` requests
+        no CPU.
         """
         named = self.resources_per_worker or {"CPU": 1}
         resolved = {"CPU": named.get("CPU", 0), "GPU": named.get("GPU", 1 if self.use_gpu else 0)}
@@ -320,7 +327,7 @@ class ScalingConfig(Config):
 
     def _check_engine_and_rest(self) -> None:
         if self.engine not in ENGINES:
-            return  # the package that brings it knows what it can do
+            return  # the package that provides it checks its own limits
         self._check_options()
         if self.engine in ("auto", "ray"):
             return

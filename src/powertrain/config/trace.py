@@ -1,4 +1,4 @@
-"""``TraceConfig``: what is recorded about the steps of a run."""
+"""``TraceConfig``: the recording of a run's steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _address(value: Any) -> str:
         ) from None
 
 
-#: Seconds between two looks at the machine, at least.
+#: Shortest interval between two samples of the machine, in seconds.
 _LEAST_INTERVAL = 0.1
 
 
@@ -65,16 +65,23 @@ def _one_name(value: Any) -> str:
 
 @dataclass(frozen=True, repr=False)
 class TraceConfig(Config):
-    """What is recorded of where the time goes, and what is made of it."""
+    """Recording of where the time goes, and its analysis.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value.
+
+    Example::
+
+        RunConfig(trace=TraceConfig(mode="cli", sampler_interval_sec=5.0))
+    """
 
     mode: str = option("summary", one_of("summary", "cli"))
-    """``"summary"`` says at the end of the run what was found; ``"cli"`` also while it goes on, in the terminal."""
+    """``"summary"`` prints the findings at the end of the run; ``"cli"`` also during it, in the terminal."""
 
     profile: str = option("run", one_of("run", "watch"))
-    """What is recorded: ``"run"``, every step of every rank and looks at its machine; ``"watch"``, only the looks."""
+    """``"run"`` records every step of every rank and samples of its machine; ``"watch"`` only the samples."""
 
     init_mode: str = option("auto", one_of("auto", "manual", "selective"))
-    """What is traced without a word in the loop: everything, nothing, or what the ``patch_...`` options name."""
+    """Automatic tracing without calls in the loop: of everything, of nothing, or of the ``patch_...`` options."""
 
     patch_dataloader: bool | None = option(None, optional(flag))
     """With ``init_mode="selective"``: torch's DataLoader."""
@@ -89,7 +96,7 @@ class TraceConfig(Config):
     """With ``init_mode="selective"``: copies to a device."""
 
     sampler_interval_sec: float = option(1.0, _not_too_often)
-    """How often each rank looks at processor, memory, disk, network and GPU."""
+    """Seconds between two samples of processor, memory, disk, network and GPU on each rank."""
 
     logs_dir: str | os.PathLike[str] | None = option(None, optional(_directory_here))
     """A directory that gets a copy of the summary, besides the run's own."""
@@ -98,16 +105,16 @@ class TraceConfig(Config):
     """The name of that copy; the run's own name by default."""
 
     bind_host: str | None = option(None, optional(_address))
-    """The address on which the run listens for its workers on other machines; None for this node's own. There is one
-    wire, for reports and telemetry alike, and nobody without its keys is heard on it."""
+    """The address on which the run listens for its workers on other machines; None for this node's own. Reports and
+    telemetry share one connection, which requires the run's keys."""
 
     port: int = option(0, whole(at_least=0, at_most=65535))
-    """The port of that wire, as ``RunConfig(port=...)``; 0 for any that is free."""
+    """The port of that connection, as ``RunConfig(port=...)``; 0 for any free one."""
 
     flops_per_sample: float | None = option(None, optional(positive))
-    """Floating-point operations that one sample takes, forward and backward: with it the summary says how much of what
-    the device could do was used (MFU)."""
+    """Floating-point operations of one sample, forward and backward: with it the summary contains the utilisation of
+    the device (MFU)."""
 
     peak_flops: float | None = option(None, optional(positive))
-    """Floating-point operations a second that one worker's device can do at best; None for what its maker says, where
-    the kind of GPU is known."""
+    """Peak floating-point operations per second of one worker's device; None for the vendor's value, where the kind of
+    GPU is known."""

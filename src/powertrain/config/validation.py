@@ -36,8 +36,8 @@ class ValidationTaskConfig(Config):
     """One validation of one checkpoint."""
 
     fn_kwargs: Mapping[str, Any] = option(None, _keyword_arguments)
-    """Keyword arguments of the validation function beside the checkpoint: in ``ValidationConfig`` whatever can be
-    pickled, in ``report`` JSON values only, because they are kept with the checkpoint."""
+    """Keyword arguments of the validation function beside the checkpoint: in ``ValidationConfig`` any picklable values,
+    in ``report`` JSON values only, because they are kept with the checkpoint."""
 
     timeout_s: float | None = option(None, optional(positive))
     """Seconds after which the validation is ended; None never."""
@@ -55,7 +55,7 @@ def _validation_function(value: Any) -> Callable[..., Mapping[str, Any]]:
 
 
 _AMOUNTS_OF_A_VALIDATION = ("num_cpus", "num_gpus")
-#: Options of Ray's tasks that a validation may be given and that have no effect on it.
+#: Options of Ray's tasks that are accepted for a validation without effect.
 VALIDATION_OPTIONS_WITHOUT_EFFECT = (
     *("name", "memory", "object_store_memory", "accelerator_type", "label_selector", "fallback_strategy"),
     *(
@@ -91,7 +91,7 @@ def _validation_resources(value: Any) -> dict[str, Any]:
 
 
 class ValidationFn(Protocol):
-    """A function that validates a checkpoint: what ``ValidationConfig(fn=...)`` takes."""
+    """A function that validates a checkpoint: the type of ``ValidationConfig(fn=...)``."""
 
     def __call__(self, checkpoint: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the metrics of a checkpoint."""
@@ -100,19 +100,25 @@ class ValidationFn(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class ValidationConfig(Config):
-    """How checkpoints reported with ``validation=True`` are validated beside the training."""
+    """Validation of checkpoints reported with ``validation=True``, concurrently with the training.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value.
+
+    Example::
+
+        TorchTrainer(train_func, validation_config=ValidationConfig(fn=validate))
+    """
 
     fn: Callable[..., Mapping[str, Any]] = option(None, _validation_function)
     """The function: takes a checkpoint and the task's keyword arguments, returns metrics, which join the
     checkpoint's. Required."""
 
     task_config: ValidationTaskConfig = option(None, instance_of(ValidationTaskConfig))
-    """What each validation gets unless ``report`` says otherwise."""
+    """Defaults of each validation, which ``report`` may override."""
 
     ray_remote_kwargs: Mapping[str, Any] = option(None, _validation_resources)
-    """What a validation's process reserves: ``num_cpus`` and ``num_gpus``. The name is Ray Train's; it
-    applies to every engine. Options of a Ray task about retries and placement, such as ``max_retries``, have no
-    effect."""
+    """Resources of a validation's process: ``num_cpus`` and ``num_gpus``. The name is Ray Train's; it applies to every
+    engine. Options of a Ray task about retries and placement, such as ``max_retries``, have no effect."""
 
     def _ignored_parts(self) -> Iterator[tuple[str, str]]:
         if ignored := [name for name in self.ray_remote_kwargs if name not in _AMOUNTS_OF_A_VALIDATION]:

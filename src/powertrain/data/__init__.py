@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from powertrain.data.shard import DataShard
 
-#: Where each public name lives.
+#: Module of each public name.
 _HOMES = {
     "powertrain.data.dataset": ("Dataset",),
     "powertrain.data.reading": (
@@ -47,7 +47,7 @@ _HOMES = {
     "powertrain.data.shard": ("DataShard",),
 }
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
-#: Other spellings, for people who come from Ray Data.
+#: Aliases for users of Ray Data.
 _ALIASES = {"DataIterator": "DataShard", "MaterializedDataset": "Dataset"}
 _SUBMODULES = ("collate_fn", "expressions")
 

@@ -1,7 +1,7 @@
-"""Checks of arguments: what was given as the value that is meant, or one sentence about what is wrong with it.
+"""Checks of arguments: each returns the intended value, or raises a one-sentence error.
 
-Numbers may be Python's, numpy's, or tensors of one value. Nothing that an argument does when it is shown, compared or
-iterated over comes out as an error of its own.
+Numbers may be Python's, numpy's, or tensors of one value. Exceptions that an argument raises while it is shown,
+compared or iterated over never escape as such.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 from powertrain.errors import DataError
 
-#: Seeds go through JSON and MessagePack, which have 64 bits.
+#: Seeds are stored as JSON and MessagePack, which have 64 bits.
 LARGEST_SEED = 2**64 - 1
-#: More values than this are no list of names or numbers that a person has meant.
+#: A longer iterable is not a list of names or numbers that was meant by a person.
 _MOST_VALUES = 1_000_000
-#: What an object may raise when something is asked of it that it does not have.
+#: Exceptions that an object may raise when it lacks an operation.
 ODD = (Exception, SystemExit)
 _LONGEST = 80
-#: Of Linux; keys in object stores are shorter.
+#: Limit of Linux; keys in object stores are shorter.
 _LONGEST_PATH = 4096
 
 
 def shown(value: Any) -> str:
-    """The value for a message: short, and whatever its ``__repr__`` does."""
+    """Return the value for a message: short, and safe against a failing ``__repr__``."""
     try:
         return shortened(repr(value))
     except ODD:
@@ -35,7 +35,7 @@ def shown(value: Any) -> str:
 
 
 def shortened(text: str, longest: int = _LONGEST) -> str:
-    """Text for a message, cut off where it is long."""
+    """Return text for a message, truncated where it is long."""
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
@@ -50,12 +50,12 @@ def whole(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 
 def optional_whole(name: str, value: Any, least: int, most: int | None = None) -> int | None:
-    """As :func:`whole`; None stays."""
+    """Return a whole number as :func:`whole` does; None stays None."""
     return None if value is None else whole(name, value, least, most)
 
 
 def seed_number(name: str, value: Any) -> int | None:
-    """Return a seed, or None where there is none."""
+    """Return a seed, or None where none was given."""
     return optional_whole(name, value, 0, LARGEST_SEED)
 
 
@@ -69,7 +69,7 @@ def _as_index(value: Any) -> int | None:
 
 
 def _is_bool_scalar(value: Any) -> bool:
-    """True for numpy's and torch's truth values."""
+    """Return True for numpy's and torch's booleans."""
     try:
         return "bool" in str(value.dtype)
     except ODD:
@@ -77,7 +77,7 @@ def _is_bool_scalar(value: Any) -> bool:
 
 
 def number(name: str, value: Any, what: str) -> int | float:
-    """Return a finite number: an int where it is whole by its type, else a float. ``what`` ends the message."""
+    """Return a finite number: an int for an integer type, else a float. ``what`` ends the message."""
     index = _as_index(value)
     if index is not None:
         return index
@@ -93,7 +93,7 @@ def number(name: str, value: Any, what: str) -> int | float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return True or False; numpy's and torch's, and 0 and 1, are taken too."""
+    """Return True or False; numpy's and torch's booleans, and 0 and 1, are accepted too."""
     if isinstance(value, bool):
         return value
     if _is_bool_scalar(value):
@@ -117,7 +117,8 @@ def one_of(name: str, value: Any, choices: Sequence[str | None], advice: str = "
 
 
 def values_of(name: str, value: Any, what: str) -> list[Any]:
-    """Return what an iterable of moderate length gives; text, bytes and dicts are none. ``what`` ends the message."""
+    """Return the values of an iterable of moderate length; text, bytes and dicts are refused. ``what`` ends the
+    message."""
     if isinstance(value, (str, bytes, bytearray, memoryview, Mapping)):
         raise DataError(f"{name}={shown(value)} is one {type(value).__name__}. {what}")
     try:
@@ -132,7 +133,7 @@ def values_of(name: str, value: Any, what: str) -> list[Any]:
 
 
 def column_names(method: str, value: Any) -> tuple[str, ...]:
-    """Return names of columns: of one as text, or of several in an iterable."""
+    """Return names of columns: one given as text, or several in an iterable."""
     what = "Give at least one name of a column, as str."
     found = [value] if isinstance(value, str) else values_of(f"{method}(): the columns", value, what)
     if not found or not all(isinstance(name, str) for name in found):
@@ -141,7 +142,7 @@ def column_names(method: str, value: Any) -> tuple[str, ...]:
 
 
 def column_name(method: str, name: str) -> str:
-    """Return a name that a column can have: text that can be encoded."""
+    """Return a valid column name: text that can be encoded."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -153,7 +154,7 @@ def column_name(method: str, name: str) -> str:
 
 
 def keyword_arguments(name: str, value: Any) -> dict[str, Any]:
-    """Return keyword arguments for a user's function; none for None."""
+    """Return keyword arguments for a user's function; empty for None."""
     if value is None:
         return {}
     try:
@@ -166,14 +167,14 @@ def keyword_arguments(name: str, value: Any) -> dict[str, Any]:
 
 
 def positional_arguments(name: str, value: Any) -> tuple[Any, ...]:
-    """Return arguments for a user's function; none for None."""
+    """Return positional arguments for a user's function; empty for None."""
     if value is None:
         return ()
     return tuple(values_of(name, value, "Give a list or tuple of arguments."))
 
 
 def path_text(name: str, value: Any) -> str:
-    """Return a path or address as text that the file system can take."""
+    """Return a path or address as text that the file system accepts."""
     try:
         found = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     except ODD:
@@ -196,14 +197,14 @@ def path_text(name: str, value: Any) -> str:
 
 
 def option_of(name: str, value: Any, kind: type, example: str) -> Any:
-    """Return an options object of this class; None stays."""
+    """Return an options object of this class; None stays None."""
     if value is None or isinstance(value, kind):
         return value
     raise DataError(f"{name}={shown(value)} is a {type(value).__name__}. Give {example}, or leave it out.")
 
 
 def refused(what: str, value: Any, error: BaseException) -> DataError:
-    """The error for a value that no rows can be made of."""
+    """Return the error for a value that cannot be turned into rows."""
     try:
         reason = str(error).partition("\n")[0].rstrip(".")[:300]
     except ODD:
@@ -213,7 +214,7 @@ def refused(what: str, value: Any, error: BaseException) -> DataError:
 
 
 def texts(name: str, value: Any, what: str) -> tuple[str, ...] | None:
-    """Return several texts, of which one may be given by itself; None stays."""
+    """Return several texts, of which one may be given by itself; None stays None."""
     if value is None:
         return None
     found: Iterable[Any] = [value] if isinstance(value, str) else values_of(name, value, what)

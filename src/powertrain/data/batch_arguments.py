@@ -1,4 +1,4 @@
-"""Checks of the arguments that say how rows are cut into batches."""
+"""Checks of the arguments that define how rows are cut into batches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from powertrain.data.arguments import flag, one_of, seed_number, whole
 from powertrain.errors import DataError
 
 TAILS = ("partial", "drop", "carry")
-#: Larger batches, and more of them ahead, are the same as these.
+#: Larger batches, or more prefetched ones, have the same effect as this many.
 LARGEST_BATCH = 2**40
 
 
 def checked_tail(tail: str | None, drop_last: bool) -> str:
-    """Return what becomes of the rows that do not fill the last step: one of ``TAILS``."""
+    """Return the handling of rows that do not fill the last step: one of ``TAILS``."""
     drop_last = flag("drop_last", drop_last)
     if tail is None:
         tail = "drop" if drop_last else "partial"

@@ -1,4 +1,4 @@
-"""Batches on their way to the training loop: formats, and copies to the device ahead of time."""
+"""Batches on their way to the training loop: formats, and asynchronous copies to the device."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ BATCH_SIZE = 256
 
 
 class Watch(Protocol):
-    """Is told what the training thread spends on getting batches. Training thread only."""
+    """Measures the time that the training thread spends on getting batches. Called on the training thread only."""
 
     def wait(self) -> int:
-        """It waits for rows from here on. The answer is for the other two."""
+        """Begin a wait for rows. The returned value is passed to the other methods."""
         ...
 
     def copy(self) -> int:
-        """It brings a batch to its device from here on; likewise."""
+        """Begin a copy of a batch to its device; likewise."""
         ...
 
-    def go_on(self, began: int) -> None:
-        """What began there is over."""
+    def finish(self, began: int) -> None:
+        """End the wait or copy that began there."""
         ...
 
-    def came(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
-        """What was waited for came: ``rows`` in it, and ``seconds`` for which it was made; None for as long as it was
-        waited for."""
+    def record(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
+        """Record the awaited batch: its ``rows``, and the ``seconds`` that it took to make; None for as long as it was
+        awaited."""
         ...
 
 
 class _Unwatched:
-    """For whom nobody wants to know."""
+    """A watch that measures nothing."""
 
     def wait(self) -> int:
         return 0
@@ -48,10 +48,10 @@ class _Unwatched:
     def copy(self) -> int:
         return 0
 
-    def go_on(self, began: int) -> None:
+    def finish(self, began: int) -> None:
         pass
 
-    def came(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
+    def record(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
         pass
 
 
@@ -59,7 +59,7 @@ UNWATCHED = _Unwatched()
 
 
 class Seat(TypedDict):
-    """Which rank reads, and with what."""
+    """The rank of a reader, and its resources."""
 
     rank: int
     world_size: int
@@ -70,13 +70,13 @@ class Seat(TypedDict):
 
 
 class _MadeTogether(list[ReadyBatch[T]]):
-    """Batches, and for how many seconds a thread was making them."""
+    """Batches, and the seconds that a thread took to make them."""
 
     seconds: float
 
 
 class TimedLoader(Loader):
-    """A loader that says how long batches took to make."""
+    """A loader that measures how long batches take to make."""
 
     def _build(self, work: Any, cut: Cut[T]) -> _MadeTogether[T]:
         began = time.perf_counter()
@@ -88,7 +88,7 @@ class TimedLoader(Loader):
 def watched_copies(
     watch: Watch, hand_out: Callable[[T], Any], device: str | torch.device
 ) -> Callable[[T], Any]:
-    """``hand_out``; where it lets a GPU wait for what is copied to it, ``watch`` is told."""
+    """Return ``hand_out``, with ``watch`` notified of copies that a GPU has to wait for."""
     import torch
 
     if torch.device(device).type != "cuda":
@@ -99,13 +99,13 @@ def watched_copies(
         try:
             return hand_out(made)
         finally:
-            watch.go_on(began)
+            watch.finish(began)
 
     return watched
 
 
 def formatted(batch_format: str | None) -> Callable[[Rows], Any]:
-    """Return what makes batches of this form."""
+    """Return the function that makes batches of this format."""
     from powertrain.data.rows import formats
 
     makers = {

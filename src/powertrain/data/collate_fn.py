@@ -1,4 +1,4 @@
-"""How a batch becomes what the training loop gets: classes to derive from, and two ready-made functions.
+"""Collation of a batch for the training loop: base classes, and two ready-made functions.
 
 ``iter_torch_batches(collate_fn=...)`` takes any function of a dict of numpy arrays. Derive from one of the classes
 instead to get another form of batch, and define ``__call__``::
@@ -49,42 +49,42 @@ __all__ = [
 ]
 
 
-#: Values that a list is filled up to at most.
+#: Longest length that a list is padded to.
 MOST_LENGTH = 2**31
 
 
 class CollateFn(ABC):
-    """What all classes of this module have in common: they are called with a batch."""
+    """Base class of the collate functions in this module: callables that take a batch."""
 
     @abstractmethod
     def __call__(self, batch: Any) -> Any:
-        """What the training loop gets for ``batch``."""
+        """Return the object that the training loop gets for ``batch``."""
 
 
 class ArrowBatchCollateFn(CollateFn):
-    """Is called with a ``pyarrow.Table``. The cheapest form for text and lists."""
+    """A collate function of a ``pyarrow.Table``. The cheapest format for text and lists."""
 
     @abstractmethod
     def __call__(self, batch: pa.Table) -> Any: ...
 
 
 class NumpyBatchCollateFn(CollateFn):
-    """Is called with a dict of numpy arrays, as a plain function is."""
+    """A collate function of a dict of numpy arrays, as a plain function is."""
 
     @abstractmethod
     def __call__(self, batch: dict[str, NumpyArray]) -> Any: ...
 
 
 class PandasBatchCollateFn(CollateFn):
-    """Is called with a ``pandas.DataFrame``."""
+    """A collate function of a ``pandas.DataFrame``."""
 
     @abstractmethod
     def __call__(self, batch: pd.DataFrame) -> Any: ...
 
 
 class RowsCollateFn(CollateFn):
-    """A ready-made one. It sees rows as they are kept, and so knows which they are; called directly, it takes
-    a dict of arrays or an Arrow table."""
+    """A ready-made collate function. It gets rows with their numbers; called directly, it takes a dict of arrays or an
+    Arrow table."""
 
     def __call__(self, batch: Mapping[str, Any] | pa.Table) -> dict[str, Any]:
         from powertrain.data.rows import formats
@@ -105,7 +105,7 @@ class RowsCollateFn(CollateFn):
 
     @abstractmethod
     def collate_rows(self, rows: Rows) -> dict[str, Any]:
-        """What the training loop gets for these rows."""
+        """Return the batch of these rows."""
 
 
 class Ragged(NamedTuple):
@@ -121,14 +121,24 @@ def pad(
     length: int | None = None,
     side: str = "right",
 ) -> RowsCollateFn:
-    """Makes a ``collate_fn`` that fills lists up to one length, and leaves other columns as they are without it.
+    """Return a ``collate_fn`` that pads lists to one length, and leaves other columns unchanged.
 
     Args:
-        value: What to fill with; or by column, ``{"labels": -100}``, and 0 for columns that are not named.
-        columns: Which columns; all whose rows are lists of numbers where None. Lists of lists, and arrays of
-        different shapes, are filled up in every dimension.
-        length: To which length; that of the longest list of the batch where None. A longer list is an error.
-        side: Where to fill, "right" or "left".
+        value: The value to pad with; or by column, ``{"labels": -100}``, and 0 for columns that are not named.
+        columns: The columns to pad; None for all whose rows are lists of numbers. Lists of lists, and arrays of
+            different shapes, are padded in every dimension.
+        length: The length to pad to; None for that of the longest list of the batch. A longer list is an error.
+        side: The side to pad, "right" or "left".
+
+    Returns:
+        An object for the argument ``collate_fn`` of ``iter_torch_batches``.
+
+    Raises:
+        DataError: An argument has a wrong value.
+
+    Example::
+
+        shard.iter_torch_batches(batch_size=32, collate_fn=pad({"labels": -100}))
     """
     side = one_of("side", side, ("right", "left"), "Lists are filled up on one of these sides by pad().")
     if isinstance(value, Mapping):
@@ -140,7 +150,7 @@ def pad(
 
 
 def _filling(name: str, value: Any) -> Any:
-    """A single value to fill with. Whether a column can hold it is only known when there is one."""
+    """Return a single value to pad with. A column's type is only known later, so it is not checked here."""
     if type(value).__module__.partition(".")[0] in ("numpy", "torch") and getattr(value, "shape", None) == ():
         value = value[()] if isinstance(value, np.ndarray) else value
         value = value if isinstance(value, np.generic) else value.item()
@@ -150,12 +160,22 @@ def _filling(name: str, value: Any) -> Any:
 
 
 def ragged(columns: Collection[str] | None = None) -> RowsCollateFn:
-    """Makes a ``collate_fn`` that gives lists of numbers as :class:`Ragged`, and other columns as they are
-    without it.
+    """Return a ``collate_fn`` that gives lists of numbers as :class:`Ragged`, and leaves other columns unchanged.
 
-    ``columns`` names them; None is for all whose rows are lists of numbers, also where all lists of a batch
-    happen to have
-    one length. Lists of lists need inner lists of one length; where rows have several dimensions, name the columns.
+    Args:
+        columns: The columns; None for all whose rows are lists of numbers, also where all lists of a batch happen to
+            have one length. Lists of lists need inner lists of one length; where rows have several dimensions, name
+            the columns.
+
+    Returns:
+        An object for the argument ``collate_fn`` of ``iter_torch_batches``.
+
+    Raises:
+        DataError: ``columns`` are not names.
+
+    Example::
+
+        shard.iter_torch_batches(batch_size=32, collate_fn=ragged(["tokens"]))
     """
     return _Ragged(_names("ragged", columns))
 
@@ -170,7 +190,7 @@ def _names(function: str, columns: Collection[str] | None) -> frozenset[str] | N
 
 @dataclass(frozen=True)
 class _ListColumns(RowsCollateFn):
-    """Handles columns of lists in its own way, and all others as ``to_torch`` does."""
+    """A collate function with its own handling of list columns; other columns are handled as by ``to_torch``."""
 
     columns: frozenset[str] | None
 
@@ -199,11 +219,11 @@ class _ListColumns(RowsCollateFn):
 
     @abstractmethod
     def collated(self, column: Column, named: Named, python_floats: bool) -> Any:
-        """One column of lists; no row is null."""
+        """Return one collated column of lists; no row is null."""
 
 
 def _has_lists(column: Column) -> bool:
-    """Whether rows are lists of numbers. A column of two dimensions may be one that happens to have one length."""
+    """Return whether rows are lists of numbers. A column of two dimensions may hold lists of one common length."""
     from powertrain.data.rows.arrow_types import is_list, is_number, leaf_type, plain
 
     if not isinstance(column, np.ndarray):
@@ -215,7 +235,7 @@ def _has_lists(column: Column) -> bool:
 
 
 def _without_codes(column: Column, named: Named) -> Column:
-    """The column in plain types. Raises DataError for nulls, and for what is no list of numbers."""
+    """Return the column in plain types. Raises DataError for nulls, and for columns without lists of numbers."""
     from powertrain.data.rows.arrow_types import plain
     from powertrain.data.rows.to_tensors import refuse_nulls
 
@@ -260,7 +280,7 @@ class _Pad(_ListColumns):
         return made
 
     def _filled(self, array: ArrowArray, value: float, length: int | None, named: Named) -> NumpyArray:
-        """Lists as an array, the ones inside first; ``length`` is that of the outermost."""
+        """Return lists as an array, the inner ones first; ``length`` is that of the outermost."""
         from powertrain.data.rows.arrow_types import is_list, list_offsets
         from powertrain.data.rows.to_tensors import flat_numbers
 
@@ -276,7 +296,7 @@ class _Pad(_ListColumns):
         return made
 
     def _lengthened(self, column: NumpyArray, value: float, named: Named) -> NumpyArray:
-        """Rows that have one length already."""
+        """Return rows that have one length already, padded to the requested one."""
         length = column.shape[1]
         longest = self._longest(np.full(len(column), length), self.length, named)
         if longest == length:
@@ -316,7 +336,7 @@ class _Pad(_ListColumns):
 
 
 def _filled_with(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NumpyArray:
-    """An array full of ``value``; raises ValueError where its type would make another value of it."""
+    """Return an array full of ``value``; raises ValueError where its type would change the value."""
     with np.errstate(all="ignore"):
         held = np.asarray(value).astype(dtype)
     if dtype.kind == "f":
@@ -346,7 +366,7 @@ class _Ragged(_ListColumns):
         else:
             offsets = np.arange(len(column) + 1) * column.shape[1]
             values = column.reshape(-1, *column.shape[2:])
-        # Each value has the number of the row it is in, so that an error names that.
+        # Each value has the number of its row, so that an error names the row.
         inside = Named(named.name, np.repeat(named.numbers, np.diff(offsets)))
         return Ragged(tensor_of(values, inside, python_floats=python_floats), torch.from_numpy(offsets))
 

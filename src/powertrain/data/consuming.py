@@ -45,7 +45,7 @@ class PlanReader:
         self.newest: Execution | None = None
 
     def stats(self) -> str:
-        """Return the cost of the newest reading, in words."""
+        """Return the cost of the newest reading as text."""
         if self.newest is None:
             return f"{describe(self.plan)} has not been read yet."
         return self.newest.text()
@@ -57,7 +57,7 @@ class PlanReader:
     # -- streams
 
     def stream(self, few: int | None = None) -> Generator[Rows, None, None]:
-        """Return batches of all rows, in order; of ``few`` rows where only the first are wanted."""
+        """Return batches of all rows, in order; of ``few`` rows where only the first are needed."""
         from powertrain.data.loading.loader import stream
         from powertrain.data.output.tables import batch_rows
 
@@ -101,17 +101,17 @@ class PlanReader:
 
         return EpochReader.alone(self.plan, self._begin())
 
-    # -- facts
+    # -- metadata
 
     def count(self) -> int:
-        """Return how many rows there are: known from the files, or by running functions that decide it."""
+        """Return the number of rows: known from the files, or found by running functions that change it."""
         inspected = self.plan.inspected()
         if inspected.is_exact:
             return inspected.rows
         return sum(len(rows) for rows in self.stream())
 
     def schema(self) -> pa.Schema:
-        """Return columns and types; where functions make them, those of the first row, which is computed."""
+        """Return columns and types; where functions make them, those of the first row, which is computed for it."""
         from powertrain.data.output.tables import declared_schema, settled_schema, table_of
 
         declared = declared_schema(self.plan)
@@ -122,7 +122,7 @@ class PlanReader:
         return self.plan.parts[0].source.inspect().schema
 
     def size_bytes(self) -> int:
-        """Return about how many bytes the rows of the sources take once decoded."""
+        """Return the approximate bytes of the sources' rows once decoded."""
         facts = [part.source.inspect().blocks for part in self.plan.parts]
         return sum(
             facts[block.part][block.index].nbytes * block.rows // max(facts[block.part][block.index].rows, 1)

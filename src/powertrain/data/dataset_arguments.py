@@ -19,7 +19,7 @@ def function(
     fn_constructor_kwargs: Mapping[str, Any] | None,
     concurrency: int | None,
 ) -> dict[str, Any]:
-    """The arguments that all operations with a user's function have."""
+    """Return the arguments that all operations with a user's function have."""
     return {
         "fn": fn,
         "fn_args": positional_arguments("fn_args", fn_args),
@@ -38,7 +38,7 @@ def checked_place(on: Any) -> str | None:
 
 
 def checked_batch_format(batch_format: str | None) -> str:
-    """The form of batches; Ray Data's "default" and None are numpy and pyarrow."""
+    """Return the format of batches; Ray Data's "default" and None are numpy and pyarrow."""
     choices = (None, "default", "numpy", "pandas", "pyarrow")
     form = one_of("batch_format", batch_format, choices, "Use 'numpy', 'pandas' or 'pyarrow'.")
     return {None: "pyarrow", "default": "numpy"}.get(form, form or "")

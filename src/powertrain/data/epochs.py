@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from powertrain.data.arguments import whole
 from powertrain.data.batch_arguments import LARGEST_BATCH, checked_tail, rows_of_rank
 from powertrain.data.batching import UNWATCHED, T, TimedLoader
-from powertrain.data.loading.early_ends import EarlyEnds, is_look
+from powertrain.data.loading.early_ends import EarlyEnds, is_peek
 from powertrain.data.loading.epoch_batches import first_batch, open_epoch
 from powertrain.data.loading.loader import Cut, Loader, ReadyBatch, budgets_alone
 from powertrain.data.loading.own_skips import ResumedEpoch
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from powertrain.data.loading.execution import Execution
     from powertrain.data.loading.scratch import Scratch
 
-#: Rows of a batch where the user leaves its size to the blocks, which may be huge.
+#: Rows of a batch where its size is left to the blocks, which may be huge.
 _MOST_ROWS_OF_A_BLOCK = 2**16
 
 
@@ -48,7 +48,7 @@ class ReaderHooks:
 
 
 class EpochReader:
-    """Reads a prepared dataset epoch by epoch, and knows the position that a checkpoint keeps."""
+    """Reads a prepared dataset epoch by epoch, and tracks the position that a checkpoint keeps."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class EpochReader:
         self.execution: Execution | None = None
         self.open = _Open()
         weakref.finalize(self, self.open.close)
-        #: Where the next iteration begins; None until it is needed.
+        #: Position at which the next iteration begins; None until it is needed.
         self._next: Position | None = None
         self._live: weakref.ref[EpochIterator[Any]] | None = None
         self.early_ends = EarlyEnds(prepared.name, self.hooks.warn, "shard.peek()")
@@ -94,7 +94,7 @@ class EpochReader:
         }
         reader = cls(prepared, seat)
         reader.open.scratch, reader._is_alone, reader.execution = scratch, True, execution
-        # No other rank has to stay in step: batches are full, whatever was left out before.
+        # There is no other rank to stay in step with: batches are full, whatever was filtered out before.
         reader.fills_batches = not prepared.inspected.is_exact
         return reader
 
@@ -110,7 +110,7 @@ class EpochReader:
                 self.execution.seconds = time.perf_counter() - self.execution.began
 
     def _largest_block(self) -> int:
-        """Rows of a batch where blocks decide."""
+        """Rows of the largest block: the batch size where blocks decide."""
         return min(_MOST_ROWS_OF_A_BLOCK, max(int(self.prepared.inspected.block_rows.max(initial=1)), 1))
 
     def make_cut(
@@ -123,7 +123,7 @@ class EpochReader:
         window: int | None,
         convert: Callable[[Rows], T],
     ) -> Cut[T]:
-        """Return how rows are cut into batches by these arguments of ``iter_torch_batches``."""
+        """Return the cut into batches for these arguments of ``iter_torch_batches``."""
         tail = checked_tail(tail, drop_last)
         if batch_size is None and global_batch_size is None and self._is_alone:
             batch_size = self._largest_block()
@@ -136,7 +136,7 @@ class EpochReader:
         if window is not None:
             window = min(whole("local_shuffle_buffer_size", window, 1), max(self.prepared.rows, 1))
             shuffle = window if self.prepared.shuffle == "none" else None
-        # A step never has more rows than an epoch and what is carried into it; arithmetic has 64 bits.
+        # A step never has more rows than an epoch and the rows carried into it; arithmetic has 64 bits.
         size, prefetch = min(size, LARGEST_BATCH), min(prefetch, LARGEST_BATCH)
         return Cut(size, tail, convert, prefetch=prefetch, shuffle=shuffle, in_step=self.ranks > 1)
 
@@ -145,7 +145,7 @@ class EpochReader:
         return self.prepared.rows
 
     def all_batches(self, convert: Callable[[Rows], T]) -> Iterator[T]:
-        """This rank's batches of the first epoch, without rows that only keep a rank in step. Nothing moves."""
+        """Yield this rank's batches of the first epoch, without filler rows. The position does not move."""
         rows = max(1, min(self._largest_block(), -(-self.prepared.rows // self.ranks)))
         cut = self.make_cut(rows, None, None, False, 1, None, convert)
         start = self._start(Position.beginning(self.prepared), cut, None)
@@ -172,10 +172,10 @@ class EpochReader:
         while (epoch := self._following().epoch) < total:
             yield epoch
             live = self._live_iterator()
-            if live is not None and live.is_look:
+            if live is not None and live.is_peek:
                 live.give_up(f"epochs() has moved on to epoch {epoch + 1}, which has ended this iteration.")
             if self._live_iterator() is None and self._following().epoch == epoch:
-                # It was not read, or only looked at: go on all the same.
+                # It was not read, or only inspected: continue with the next epoch all the same.
                 self._next = Position.at(self._following(), epoch + 1, 0)
                 self.early_ends.forget()
 
@@ -184,11 +184,11 @@ class EpochReader:
         return self._position().as_dict()
 
     def reached(self) -> dict[str, Any]:
-        """How far this shard was read: the position of the batch handed out last, for people to look at."""
+        """Return the position of the batch handed out last, for people to look at."""
         return (self._position() if self.reached_position is None else self.reached_position).as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position that :meth:`state_dict` has given."""
+        """Resume from a position returned by :meth:`state_dict`."""
         self._abandon()
         self._next = self._checked(Position.from_dict(state, self.prepared.name))
         self.early_ends.forget()
@@ -199,10 +199,10 @@ class EpochReader:
         return live.position if live is not None else self._following()
 
     def _following(self) -> Position:
-        """Where the next iteration begins."""
+        """Return the position at which the next iteration begins."""
         if self._next is None:
             saved = self.hooks.resume()
-            if saved is None:  # not kept: the loop may still ask for its checkpoint before it iterates
+            if saved is None:  # not stored: the loop may still request its checkpoint before it iterates
                 return Position.beginning(self.prepared)
             self._next = self._resumed_at = self._checked(Position.from_dict(saved, self.prepared.name))
         return self._next
@@ -220,7 +220,7 @@ class EpochReader:
         return live if live is not None and not live.over else None
 
     def _abandon(self, reason: str = "") -> None:
-        """Give up the iteration under way, and its epoch with it. A later request for a batch of it raises
+        """Abandon the iteration under way, and its epoch with it. A later request for a batch of it raises
         ``reason``."""
         live = self._live_iterator()
         if live is not None:
@@ -238,7 +238,7 @@ class EpochReader:
         cut = replace(cut, shuffle=start.shuffle)
         loader = self._loader_for(start)
         self.early_ends.begin(start.epoch)
-        before = self._next  # None as long as a saved position may still be asked for
+        before = self._next  # None as long as a saved position may still be requested
         self._next = Position.at(start, start.epoch + 1, 0)
         iterator = EpochIterator(self, loader, start, cut, hand_out, by_row)
         iterator.before = before
@@ -253,15 +253,15 @@ class EpochReader:
         return ResumedEpoch(start.epoch, skipped, skipped + left)
 
     def _start(self, at: Position, cut: Cut[Any], seed: int | None) -> Position:
-        """The position that reading begins at: ``at``, in the order that the options ask for."""
+        """Return the position that reading begins at: ``at``, in the order that the options request."""
         if seed is not None and seed != at.seed:
             at = at.with_seed(seed)
-        if at.position == 0:  # an epoch under way goes on as it was begun
+        if at.position == 0:  # an epoch under way continues in its own order
             at = replace(at, shuffle=self.prepared.shuffle if cut.shuffle is None else cut.shuffle)
         return at
 
-    def look(self, cut: Cut[T], seed: int | None) -> T:
-        """The batch that comes next: of the iteration under way, or of the next one. Nothing moves."""
+    def peek(self, cut: Cut[T], seed: int | None) -> T:
+        """Return the next batch: of the iteration under way, or of the next one. The position does not move."""
         live = self._live_iterator()
         start = self._position()
         if live is not None and seed not in (None, start.seed):
@@ -283,21 +283,21 @@ class EpochReader:
         made: T = found.batch
         return made
 
-    def on_look(self, iterator: EpochIterator[Any]) -> None:
-        """An iteration was given up before its second batch was requested: the next one begins where it began."""
+    def on_peek(self, iterator: EpochIterator[Any]) -> None:
+        """Handle an iteration abandoned before its second batch was requested: the next one begins where it began."""
         self._next = iterator.before
         if iterator.requested:
-            self.early_ends.note_look((iterator.start.epoch, iterator.start.position))
+            self.early_ends.note_peek((iterator.start.epoch, iterator.start.position))
 
     def on_end(self, iterator: EpochIterator[Any], cut: Cut[Any]) -> None:
-        """An epoch was read to its end."""
+        """Handle an epoch that was read to its end."""
         if self.execution is not None:
             self.execution.is_whole = True
         at = iterator.position
         carried = after_epoch(self.prepared.rows, at.position, cut.global_batch, cut.tail)
         self._next = Position.at(at, at.epoch + 1, carried)
 
-    # -- what epochs share
+    # -- state shared by epochs
 
     def _loader_for(self, start: Position) -> Loader:
         if self.open.loader is not None and self.open.loader.seed != start.seed:
@@ -311,7 +311,7 @@ class EpochReader:
         return self.open.loader
 
     def close(self) -> None:
-        """End threads and processes; let go of all blocks."""
+        """End threads and processes, and release all blocks."""
         self._abandon()
         self.open.close()
 
@@ -335,7 +335,7 @@ class _Open:
 
 
 class Batches(Generic[T]):
-    """What a shard's ``iter_...`` methods return: each iteration over it is one epoch."""
+    """The batches of a shard's ``iter_...`` methods: each iteration over it is one epoch."""
 
     def __init__(
         self,
@@ -359,23 +359,23 @@ class Batches(Generic[T]):
         try:
             return self._reader.begin(self._cut, self._seed, self._hand_out, self._by_row)
         finally:
-            watch.go_on(began)
+            watch.finish(began)
 
     def peek(self) -> Any:
         """Return the batch that comes next, without moving on: see :meth:`powertrain.data.DataShard.peek`."""
         watch = self._reader.watch
         began = watch.wait()
         try:
-            return self._hand_out(self._reader.look(self._cut, self._seed))
+            return self._hand_out(self._reader.peek(self._cut, self._seed))
         finally:
-            watch.go_on(began)
+            watch.finish(began)
 
     def __len__(self) -> int:
-        """Steps of a whole epoch."""
+        """Return the steps of a whole epoch."""
         return steps_left(self._reader.count(), 0, self._cut.global_batch, self._cut.tail)
 
     def batches_left(self) -> int:
-        """Return how many steps the epoch under way, or the next one, still has."""
+        """Return the number of steps left in the epoch under way, or in the next one."""
         position = self._reader.state_dict()["position"]
         return steps_left(self._reader.count(), position, self._cut.global_batch, self._cut.tail)
 
@@ -385,16 +385,16 @@ class Batches(Generic[T]):
         return self._reader.epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the shard stands: see :meth:`powertrain.data.DataShard.state_dict`."""
+        """Return the position of the shard: see :meth:`powertrain.data.DataShard.state_dict`."""
         return self._reader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position that :meth:`state_dict` has given."""
+        """Resume from a position returned by :meth:`state_dict`."""
         self._reader.load_state_dict(state)
 
 
 class EpochIterator(Generic[T]):
-    """The batches of one epoch, from where it begins to its end."""
+    """The batches of one epoch, from its start position to its end."""
 
     def __init__(
         self,
@@ -405,20 +405,20 @@ class EpochIterator(Generic[T]):
         hand_out: Callable[[T], Any],
         by_row: bool = False,
     ) -> None:
-        """``by_row`` says that a batch is one row, of which the shard's watch is told in groups only."""
+        """``by_row`` means that a batch is one row, which the shard's watch records in groups only."""
         self._reader, self._cut, self._hand_out, self._by_row = reader, cut, hand_out, by_row
-        #: How long each of those that wait took to make; None where that is done when they are asked for.
+        #: Seconds that each of the waiting batches took to make; None where they are made on request.
         self._seconds: float | None = None
-        #: Of the batch handed out last; never of what is read ahead.
+        #: Position of the batch handed out last; never of prefetched ones.
         self.position = self.start = start
-        #: True once it was read to its end, or given up.
+        #: True once it was read to its end, or abandoned.
         self.over = False
         self._waiting: list[ReadyBatch[T]] = []
         self._error: BaseException | None = None
         self.requested = 0
-        #: Where it goes on after a restart, until its first batch is requested.
+        #: The resumed epoch, until its first batch is requested.
         self.resumed: ResumedEpoch | None = None
-        #: Where the shard stood before: what it goes back to where this iteration does not count.
+        #: Position of the shard before, which is restored if this iteration does not count.
         self.before: Position | None = start
         self._groups: Iterator[list[ReadyBatch[T]]]
         self._groups, self._pipeline = open_epoch(loader, start, cut, reader.fills_batches)
@@ -435,14 +435,14 @@ class EpochIterator(Generic[T]):
         if not self._by_row:
             resumed, self.resumed = self.resumed, None
             self._reader.hooks.requested(resumed)
-        # A word for each single row would cost more than the row.
-        is_told = not self._by_row or not self._waiting
-        began = self._await() if is_told else 0
-        rows, seconds = self._told_of() if is_told else (0, None)
+        # Recording each single row would cost more than the row.
+        is_recorded = not self._by_row or not self._waiting
+        began = self._await() if is_recorded else 0
+        rows, seconds = self._delivered() if is_recorded else (0, None)
         ready = self._waiting.pop()
         batch = self._hand_out(ready.batch)
-        if is_told:
-            self._reader.watch.came(began, batch, rows, seconds)
+        if is_recorded:
+            self._reader.watch.record(began, batch, rows, seconds)
         if self._reader.execution is not None:
             self._reader.execution.count(ready.rows, ready.nbytes)
         self._reader.weight = ready.weight
@@ -453,7 +453,7 @@ class EpochIterator(Generic[T]):
         return batch
 
     def _await(self) -> int:
-        """At least one batch is there afterwards; says since when it was waited for, as the shard's watch does."""
+        """Wait until at least one batch is there; return the start of the wait, as given by the shard's watch."""
         watch = self._reader.watch
         began = watch.wait()
         try:
@@ -467,17 +467,17 @@ class EpochIterator(Generic[T]):
             self._pipeline.close()
             raise
         finally:
-            watch.go_on(began)
+            watch.finish(began)
         return began
 
-    def _told_of(self) -> tuple[int, float | None]:
-        """Rows that came, without those that count nothing, and how long they took to make."""
+    def _delivered(self) -> tuple[int, float | None]:
+        """Return the rows that came, without filler rows, and the seconds that they took to make."""
         came = self._waiting if self._by_row else self._waiting[-1:]
         rows = sum(ready.rows for ready in came if ready.weight)
         return rows, None if self._seconds is None else self._seconds * len(came)
 
     def _next_group(self) -> list[ReadyBatch[T]]:
-        """The batches that come next, the last one first; never none."""
+        """Return the next batches, the last one first; never an empty list."""
         while True:
             with self._reader.waiting():
                 group = next(self._groups)
@@ -486,29 +486,29 @@ class EpochIterator(Generic[T]):
                 return group[::-1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the shard stands: see :meth:`powertrain.data.DataShard.state_dict`."""
+        """Return the position of the shard: see :meth:`powertrain.data.DataShard.state_dict`."""
         return self._reader.state_dict()
 
     def close(self) -> None:
-        """Give the rest of the epoch up. Before the second batch was requested, the epoch does not count as begun."""
+        """Abandon the rest of the epoch. Before the second batch was requested, the epoch does not count as begun."""
         self.give_up("", is_meant=True)
 
     @property
-    def is_look(self) -> bool:
-        """True as long as it would not count as an epoch if it were given up."""
-        return is_look(self.requested)
+    def is_peek(self) -> bool:
+        """True as long as it would not count as an epoch if it were abandoned."""
+        return is_peek(self.requested)
 
     def give_up(self, reason: str, is_meant: bool = False) -> None:
-        """As :meth:`close`; ``reason`` is raised by a later request for a batch. A warning follows unless it
+        """Close as :meth:`close` does; ``reason`` is raised by a later request for a batch. Warns unless it
         ``is_meant``."""
         if self.over:
             return
-        if self.is_look:
-            self._reader.on_look(self)
+        if self.is_peek:
+            self._reader.on_peek(self)
         elif not steps_left(
             self._reader.count(), self.position.position, self._cut.global_batch, self._cut.tail
         ):
-            self._end()  # nothing was left of it
+            self._end()  # no batch was left
             return
         elif not is_meant:
             read = f"{max(self.position.position, 0)} of {self._reader.count()} rows"
@@ -524,6 +524,6 @@ class EpochIterator(Generic[T]):
         self._pipeline.close()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At the end of the program names of modules stand for nothing any more, and threads have ended.
+        # At interpreter shutdown the names of modules are unset, and threads have ended.
         if hasattr(self, "_pipeline") and not is_finalizing():
             self.give_up("")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _true_division(left: Any, right: Any) -> Any:
-    """As in Python: of whole numbers too. Arrow's own cuts off what is behind the point."""
+    """Divide as Python does, also integers; Arrow's own division truncates."""
     return left.cast("double") / right.cast("double")
 
 
@@ -37,7 +37,21 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 def col(name: str) -> pc.Expression:
-    """A column, to be compared: ``col("label") == 3``."""
+    """Return a column for use in an expression.
+
+    Args:
+        name: The name of the column.
+
+    Returns:
+        An Arrow expression.
+
+    Raises:
+        DataError: ``name`` is not a name of a column.
+
+    Example::
+
+        dataset.filter(col("label") == 3)
+    """
     import pyarrow.compute as pc
 
     if not isinstance(name, str) or not name:
@@ -46,7 +60,21 @@ def col(name: str) -> pc.Expression:
 
 
 def lit(value: Any) -> pc.Expression:
-    """A constant, where a plain value would not do."""
+    """Return a constant for use in an expression, where a plain value is not accepted.
+
+    Args:
+        value: The value.
+
+    Returns:
+        An Arrow expression.
+
+    Raises:
+        DataError: Arrow has no type for the value.
+
+    Example::
+
+        dataset.filter(col("label") == lit(3))
+    """
     import pyarrow.compute as pc
 
     check_nesting([value], "lit()")
@@ -57,9 +85,9 @@ def lit(value: Any) -> pc.Expression:
 
 
 def parse(text: str) -> Any:
-    """The expression that ``text`` says in Python's words: ``"label == 3 and name in ['a', 'b']"``.
+    """Return the Arrow expression of a condition in Python's syntax: ``"label == 3 and name in ['a', 'b']"``.
 
-    Names are columns. There are comparisons, ``in``, ``is None``, ``and``, ``or``, ``not`` and plain arithmetic.
+    Names are columns. Comparisons, ``in``, ``is None``, ``and``, ``or``, ``not`` and plain arithmetic are supported.
     Raises :class:`DataError` for anything else.
     """
     if not isinstance(text, str):

@@ -1,4 +1,4 @@
-"""Datasets from files and from what is in memory. Files are not opened before something is asked of the dataset."""
+"""Datasets from files and from memory. Files are opened when rows or metadata are requested."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from powertrain.data.sources.base import Source
     from powertrain.data.sources.files.files import Paths
 
-#: Numbers that range() gives at most: each block of them is known beforehand.
+#: Most numbers of range(): the list of blocks is made beforehand.
 _LARGEST_RANGE = 2**40
-#: Items that are read from a sequence at most.
+#: Most items that are read from a sequence.
 _MOST_ITEMS = 2**34
 _JSON_EXTENSIONS = tuple(
     f"{name}{compressed}"
@@ -54,15 +54,27 @@ def read_parquet(
     filesystem: Any = None,
     include_paths: bool = False,
 ) -> Dataset:
-    """The rows of Parquet files.
+    """Read the rows of Parquet files. All files must have the columns of the first.
 
-    ``paths`` is a file, a directory, a pattern ("data/**/*.parquet"), an address ("s3://bucket/data") or a list of
-    these. All files must have the columns of the first. Directories named "key=value" add a text column "key".
+    Args:
+        paths: A file, a directory, a pattern ("data/**/*.parquet"), an address ("s3://bucket/data") or a list of these.
+            Directories named "key=value" add a text column "key".
+        columns: Read only these columns, in this order.
+        filter: Keep rows for which this Arrow expression is true, for example ``pyarrow.compute.field("label") == 3``;
+            it may name columns that are not read.
+        file_extensions: Extensions of the files to read; by default "parquet" in directories.
+        filesystem: A pyarrow or fsspec file system that ``paths`` belong to.
+        include_paths: Add the column "path".
 
-    ``columns``: only these, in this order. ``filter``: only rows for which this Arrow expression is true, for example
-    ``pyarrow.compute.field("label") == 3``; it may name columns that are not read. ``file_extensions``: endings of the
-    files that count; by default, of those in directories, "parquet". ``filesystem``: a pyarrow or fsspec file system
-    that ``paths`` are paths of. ``include_paths`` adds the column "path".
+    Returns:
+        A dataset of the rows.
+
+    Raises:
+        DataError: An argument has a wrong value.
+
+    Example::
+
+        powertrain.data.read_parquet("data/train", columns=["text", "label"])
     """
     from powertrain.data.sources.files.files import file_paths
     from powertrain.data.sources.files.parquet import ParquetSource
@@ -108,10 +120,19 @@ def read_csv(
     parse_options: csv.ParseOptions | None = None,
     convert_options: csv.ConvertOptions | None = None,
 ) -> Dataset:
-    """The rows of CSV files, which all have the same columns, named in their first line.
+    """Read the rows of CSV files, which all have the same columns, named in their first line.
 
-    The three options are those of ``pyarrow.csv``. The files are read through once to count the rows and to find types
-    that fit all of them. See :func:`read_parquet` for the other arguments.
+    The files are read through once to count the rows and to find types that fit all of them. Takes the arguments of
+    :func:`read_parquet` too.
+
+    Args:
+        read_options: A ``pyarrow.csv.ReadOptions``.
+        parse_options: A ``pyarrow.csv.ParseOptions``.
+        convert_options: A ``pyarrow.csv.ConvertOptions``.
+
+    Example::
+
+        powertrain.data.read_csv("data/*.csv")
     """
     from pyarrow import csv
 
@@ -143,10 +164,18 @@ def read_json(
     include_paths: bool = False,
     parse_options: json.ParseOptions | None = None,
 ) -> Dataset:
-    """The rows of files with one JSON object on each line; with ``lines=False``, of files with one list of objects.
+    """Read the rows of files with one JSON object on each line. A key that an object lacks is null.
 
-    A key that an object lacks is null. ``parse_options`` is that of ``pyarrow.json``. The files are read through once
-    to count the rows and to find types that fit all of them. See :func:`read_parquet` for the other arguments.
+    The files are read through once to count the rows and to find types that fit all of them. Takes the arguments of
+    :func:`read_parquet` too.
+
+    Args:
+        lines: False for files with one list of objects.
+        parse_options: A ``pyarrow.json.ParseOptions``.
+
+    Example::
+
+        powertrain.data.read_json("data/train.jsonl")
     """
     from pyarrow import json
 
@@ -168,10 +197,17 @@ def read_images(
     file_extensions: Sequence[str] | None = None,
     filesystem: Any = None,
 ) -> Dataset:
-    """Image files, decoded to uint8 arrays of (height, width, channels) in the column "image".
+    """Read image files, decoded to uint8 arrays of (height, width, channels) in the column "image".
 
-    ``size``: (height, width) to which all are resized. ``mode``: a mode of Pillow's to which all are converted, such as
-    "RGB" or "L". See :func:`read_parquet` for the other arguments.
+    Takes the arguments of :func:`read_parquet` too.
+
+    Args:
+        size: (height, width) to which all are resized.
+        mode: A mode of Pillow to which all are converted, such as "RGB" or "L".
+
+    Example::
+
+        powertrain.data.read_images("data/photos", size=(224, 224), mode="RGB")
     """
     from powertrain.data.operations.images import checked_mode, checked_size
     from powertrain.data.sources.files.files import file_paths
@@ -190,9 +226,16 @@ def read_images(
 
 
 def from_items(items: Iterable[Any]) -> Dataset:
-    """Python objects as rows: the keys of dicts are columns (null where an item lacks one); anything else is in "item".
+    """Make a dataset of Python objects: the keys of dicts are columns (null where missing); others are in "item".
 
-    Python's floats become torch's default dtype in tensors. Arrays and tensors of one shape stay what they are.
+    Python's floats become torch's default dtype in tensors. Arrays and tensors of one shape stay arrays.
+
+    Args:
+        items: The objects.
+
+    Example::
+
+        powertrain.data.from_items([{"x": 1.0}, {"x": 2.0}])
     """
     from powertrain.data.sources.items import table_of_items
     from powertrain.data.sources.memory import TableSource
@@ -203,7 +246,7 @@ def from_items(items: Iterable[Any]) -> Dataset:
     ):
         raise DataError(f"from_items was given {arguments.shown(items)}, a {type(items).__name__}. {what}")
     try:
-        # A sequence by number alone ends at its length: asked for more it may give more.
+        # A sequence without __iter__ ends at its length: it may yield more beyond it.
         count = None if hasattr(type(items), "__iter__") else len(items)  # type: ignore[arg-type]
         if (expected := operator.length_hint(items)) > _MOST_ITEMS:
             raise OverflowError(
@@ -217,7 +260,7 @@ def from_items(items: Iterable[Any]) -> Dataset:
 
 
 def _made(make: Callable[[], pa.Table], what: str, given: Any) -> pa.Table:
-    """A table of what a user gave; whatever the values themselves raise is an error about them."""
+    """Return a table of a user's values; exceptions of the values themselves become an error about them."""
     try:
         return make()
     except DataError:
@@ -227,7 +270,7 @@ def _made(make: Callable[[], pa.Table], what: str, given: Any) -> pa.Table:
 
 
 def from_pandas(dfs: pd.DataFrame | Sequence[pd.DataFrame]) -> Dataset:
-    """The rows of a DataFrame, or of several with the same columns. The index is left out."""
+    """Make a dataset of a DataFrame, or of several with the same columns. The index is left out."""
     import pandas as pd
 
     from powertrain.data.sources.memory import TableSource
@@ -260,7 +303,7 @@ def _table_of_frame(frame: pd.DataFrame) -> pa.Table:
 
 
 def _table_of_series(series: Any, name: str) -> pa.Table:
-    """One column. None, NA and, in columns of objects, NaN are nulls."""
+    """Return one column. None, NA and, in columns of objects, NaN are nulls."""
     import numpy as np
     import pyarrow as pa
 
@@ -272,10 +315,10 @@ def _table_of_series(series: Any, name: str) -> pa.Table:
         check_nesting(series.tolist(), f"column {name!r}")
     try:
         is_numpy = isinstance(series.dtype, np.dtype) and series.dtype != object
-        # As Arrow understands pandas, NaN would be null, also where it is a number among others.
+        # In Arrow's conversion of pandas, NaN would be null, also where it is a number among others.
         array: Any = pa.array(series.to_numpy()) if is_numpy else pa.Array.from_pandas(series)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        # Arrays of several dimensions, tensors and the like, which only items know; or it says what is wrong.
+        # Arrays of several dimensions, tensors and the like, which only items handle; or it raises with the reason.
         return table_of_columns({name: list(series)}, "row")
     had_arrays = pa.types.is_list(array.type) and holds_arrays(series)
     field = pa.field(name, array.type, metadata=dict([ARRAYS]) if had_arrays else None)
@@ -283,7 +326,7 @@ def _table_of_series(series: Any, name: str) -> pa.Table:
 
 
 def from_numpy(ndarrays: np.ndarray[Any, Any] | Sequence[Any] | Mapping[str, Any]) -> Dataset:
-    """The rows of an array, or of several one after the other, in the column "data"; or a column for each name.
+    """Make a dataset of an array, or of several one after the other, in the column "data"; or of a dict of columns.
 
     Arrays of more than one dimension give a tensor for each row.
     """
@@ -317,7 +360,7 @@ def _table_of_ndarrays(ndarrays: Any) -> pa.Table:
 
 
 def _array(values: Any) -> Any:
-    """Values as an array; those of a tensor without its gradient."""
+    """Return values as an array; those of a tensor without its gradient."""
     import numpy as np
 
     from powertrain.data.rows.nesting import check_nesting
@@ -334,7 +377,7 @@ def _read_stream(content: Any) -> Any:
 
 
 def from_arrow(tables: Any) -> Dataset:
-    """The rows of an Arrow table or record batch, or of several with the same columns."""
+    """Make a dataset of an Arrow table or record batch, or of several with the same columns."""
     import pyarrow as pa
 
     from powertrain.data.sources.memory import TableSource
@@ -357,7 +400,7 @@ def from_arrow(tables: Any) -> Dataset:
 
 
 def _joined(tables: list[pa.Table], what: str) -> pa.Table:
-    """One table of all of them; a column of nulls gets the type that it has elsewhere."""
+    """Return one table of all of them; a column of nulls gets the type that it has elsewhere."""
     import pyarrow as pa
 
     from powertrain.data.sources.plain import plain_table
@@ -380,7 +423,7 @@ def _joined(tables: list[pa.Table], what: str) -> pa.Table:
 
 
 def range(n: int) -> Dataset:
-    """The numbers from 0 to ``n - 1`` in the column "id"."""
+    """Make a dataset of the numbers from 0 to ``n - 1`` in the column "id"."""
     from powertrain.data.sources.memory import RangeSource
 
     return _dataset(RangeSource(arguments.whole("range(): n", n, 0, _LARGEST_RANGE)))
@@ -422,11 +465,11 @@ def read_source(name: str, /, *args: Any, **kwargs: Any) -> Dataset:
 
 
 def from_torch(dataset: Any) -> Dataset:
-    """The items of a map-style torch dataset: the keys of dicts are columns; anything else is in "item".
+    """Make a dataset of a map-style torch dataset: the keys of dicts are columns; other items are in "item".
 
-    Items that are tuples give a struct with the fields "0", "1", and so on. Items are asked for when they are needed,
-    in the worker processes. The order is the same at every number of workers; what the dataset itself draws at
-    random is its own affair.
+    Items that are tuples give a struct with the fields "0", "1", and so on. Items are fetched when they are needed, in
+    the worker processes. The order is the same at every number of workers; random numbers of the dataset itself are not
+    controlled.
     """
     from powertrain.data.sources.indexed import IndexedSource
 
@@ -440,9 +483,9 @@ def from_torch(dataset: Any) -> Dataset:
 
 
 def from_huggingface(dataset: Any) -> Dataset:
-    """The rows of a Hugging Face ``datasets.Dataset`` in its present order. Images are decoded when they are read.
+    """Make a dataset of a Hugging Face ``datasets.Dataset`` in its present order. Images are decoded when read.
 
-    A dataset in files is read from these, one in memory from memory. Formats and transforms set on it do not count: use
+    A dataset in files is read from these, one in memory from memory. Formats and transforms set on it are ignored: use
     ``map`` here.
     """
     from powertrain.data.sources.indexed import HuggingFaceSource, plain_hugging_face

@@ -1,4 +1,4 @@
-"""A rank's part of a dataset, as its training loop sees it: epochs, batches, and where it stands."""
+"""A rank's part of a dataset for its training loop: epochs, batches, and the position."""
 
 from __future__ import annotations
 
@@ -22,12 +22,19 @@ if TYPE_CHECKING:
 
 
 class DataShard(TensorflowBatches):
-    """One rank's part of a dataset. ``powertrain.get_dataset_shard(name)`` gives it.
+    """One rank's part of a dataset, returned by ``powertrain.get_dataset_shard(name)``.
 
-    Each iteration over what :meth:`iter_torch_batches` or :meth:`iter_batches` return is one epoch, in an order of its
-    own where the dataset is shuffled. All ranks make equally many steps. Every row comes exactly once per epoch,
-    however many ranks there are, and also when a run goes on in mid-epoch with another number of them: the position
-    goes into each checkpoint by itself.
+    Each iteration over the result of :meth:`iter_torch_batches` or :meth:`iter_batches` is one epoch, in an order of
+    its own where the dataset is shuffled. All ranks make equally many steps. Every row comes exactly once per epoch
+    at any number of ranks, also when a run resumes in mid-epoch with another number of them: each checkpoint contains
+    the position.
+
+    Example::
+
+        shard = powertrain.get_dataset_shard("train")
+        for epoch in shard.epochs(10):
+            for batch in shard.iter_torch_batches(batch_size=32):
+                ...
     """
 
     def __init__(
@@ -87,14 +94,34 @@ class DataShard(TensorflowBatches):
         tail: str | None = None,
         seed: int | None = None,
     ) -> Batches[Any]:
-        """Batches of tensors, as a dict from column to tensor (text: a list of str). Iterate it once per epoch.
+        """Return batches of tensors, each a dict from column to tensor (text: a list of str). Iterate it once per
+        epoch.
 
-        ``batch_size`` is the rows of one rank; ``global_batch_size`` instead those of all ranks together, which then
-        stay the same at any number of ranks. ``tail`` says what becomes of rows that do not fill the last step: they
-        come as a smaller one (``"partial"``), are left out (``"drop"``, as ``drop_last=True``) or come with the first
-        step of the next epoch (``"carry"``). ``device="auto"`` is the worker's own device. ``collate_fn`` makes the
-        batch instead: see :mod:`powertrain.data.collate_fn`. ``seed`` orders epochs in place of the dataset's own.
-        ``local_shuffle_buffer_size`` shuffles data that is not shuffled otherwise, within windows of so many rows.
+        Args:
+            prefetch_batches: Batches to prepare ahead.
+            batch_size: Rows of one rank's batch.
+            dtypes: A type for all tensors, or a dict from column to type; None keeps those of the data.
+            device: The device of the tensors; "auto" is the worker's own.
+            collate_fn: Makes the batch instead: see :mod:`powertrain.data.collate_fn`.
+            drop_last: The same as ``tail="drop"``.
+            local_shuffle_buffer_size: Shuffles data that is not shuffled otherwise, within windows of so many rows.
+            local_shuffle_seed: The seed, under its name in Ray Data.
+            pin_memory: Return CPU tensors in pinned memory.
+            global_batch_size: Rows of all ranks together, in place of ``batch_size``: the same at any number of ranks.
+            tail: Handling of rows that do not fill the last step: a smaller step (``"partial"``), left out
+                (``"drop"``), or part of the first step of the next epoch (``"carry"``).
+            seed: Orders epochs in place of the dataset's own seed.
+
+        Returns:
+            An iterable; each iteration over it is one epoch.
+
+        Raises:
+            DataError: An argument has a wrong value, or, while iterating, rows cannot be read or made tensors.
+
+        Example::
+
+            for batch in shard.iter_torch_batches(batch_size=32, dtypes={"features": torch.float32}):
+                loss = model(batch["features"]).sum()
         """
         return iter_torch_batches(
             self._reader,
@@ -126,8 +153,30 @@ class DataShard(TensorflowBatches):
         tail: str | None = None,
         seed: int | None = None,
     ) -> Batches[Any]:
-        """Batches as a dict of numpy arrays (``"numpy"``), a pandas DataFrame or a pyarrow Table. The rest is as for
-        :meth:`iter_torch_batches`."""
+        """Return batches as dicts of numpy arrays, DataFrames or tables. Iterate it once per epoch.
+
+        Args:
+            prefetch_batches: Batches to prepare ahead.
+            batch_size: Rows of one rank's batch.
+            batch_format: ``"numpy"`` (the default), ``"pandas"`` or ``"pyarrow"``.
+            drop_last: As for :meth:`iter_torch_batches`, like the arguments below.
+            local_shuffle_buffer_size: Likewise.
+            local_shuffle_seed: Likewise.
+            global_batch_size: Likewise.
+            tail: Likewise.
+            seed: Likewise.
+
+        Returns:
+            An iterable; each iteration over it is one epoch.
+
+        Raises:
+            DataError: An argument has a wrong value, or, while iterating, rows cannot be read.
+
+        Example::
+
+            for frame in shard.iter_batches(batch_size=256, batch_format="pandas"):
+                ...
+        """
         return iter_batches(
             self._reader,
             prefetch_batches=prefetch_batches,
@@ -142,20 +191,35 @@ class DataShard(TensorflowBatches):
         )
 
     def iter_rows(self, *, prefetch_batches: int = 1) -> Iterator[dict[str, Any]]:
-        """One dict per row, for one epoch."""
+        """Return the rows of one epoch, each as a dict.
+
+        Args:
+            prefetch_batches: Batches to prepare ahead.
+
+        Returns:
+            An iterator over the rows.
+
+        Raises:
+            DataError: The rows cannot be read.
+
+        Example::
+
+            for row in shard.iter_rows():
+                print(row["label"])
+        """
         return iter_rows(self._reader, prefetch_batches)
 
     def peek(self, **options: Any) -> Any:
-        """Return the batch that comes next, without moving on: the loop gets it again.
+        """Return the next batch without moving on: the loop gets it again.
 
-        It may be called at any time, also within a loop over batches, and counts as no part of an epoch.
+        It may be called at any time, also within a loop over batches, and does not count as part of an epoch.
 
         Args:
-            **options: Those of :meth:`iter_torch_batches`, to see what it would give; or, with ``batch_format``, those
-                of :meth:`iter_batches`.
+            **options: Those of :meth:`iter_torch_batches`, for a batch as it would give it; or, with ``batch_format``,
+                those of :meth:`iter_batches`.
 
         Returns:
-            The batch: a dict of tensors, or what ``collate_fn`` or ``batch_format`` make of the rows.
+            The batch: a dict of tensors, or the result of ``collate_fn`` or ``batch_format``.
 
         Raises:
             DataError: An option has a wrong value, or no batch can be made of the rows.
@@ -170,7 +234,7 @@ class DataShard(TensorflowBatches):
         """Read this rank's rows of the first epoch into memory, for libraries that need all of them at once.
 
         The ranks have each row exactly once between them, and the same rows after a restart with as many ranks. The
-        position of the shard does not move, and whether a checkpoint was asked for makes no difference.
+        position of the shard does not move, whether or not a checkpoint was loaded.
 
         Returns:
             The rows as a dataset in memory, for example for ``to_pandas()``.
@@ -189,28 +253,28 @@ class DataShard(TensorflowBatches):
         try:
             tables = list(self._reader.all_batches(to_arrow))
         finally:
-            self.watch.go_on(began)
+            self.watch.finish(began)
         return from_arrow(tables or self.schema().empty_table())
 
     def schema(self) -> pa.Schema:
-        """Columns and types of the data as it is stored."""
+        """Return columns and types of the stored data."""
         return self._reader.prepared.inspected.schema()
 
     def count(self) -> int:
-        """Rows of one epoch, over all ranks."""
+        """Return the rows of one epoch, over all ranks."""
         return self._reader.count()
 
     def __len__(self) -> int:
-        """As :meth:`count`, for frameworks that ask a dataset for its length."""
+        """Return the rows as :meth:`count` does, for frameworks that call ``len``."""
         return self._reader.count()
 
     def __bool__(self) -> bool:
-        """True also without rows: ``if shard:`` asks whether there is one."""
+        """Return True also without rows: ``if shard:`` tests for None."""
         return True
 
     @property
     def weight(self) -> float:
-        """Weight of the batch handed out last in the gradient: rows times ranks by the rows of all ranks.
+        """Gradient weight of the batch handed out last: rows times ranks by the rows of all ranks.
 
         0 for a row that only keeps a rank without rows in step.
         """
@@ -238,27 +302,52 @@ class DataShard(TensorflowBatches):
         return self._reader.epoch
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The numbers of the epochs up to ``total``, from the one that comes next, to be read one after the other:
-        ``for epoch in shard.epochs(10): for batch in shard.iter_torch_batches(batch_size=32): ...``"""
+        """Return the numbers of the remaining epochs, to be read one after the other.
+
+        Args:
+            total: The number of epochs of the whole training.
+
+        Returns:
+            An iterator from the next epoch up to ``total``.
+
+        Raises:
+            DataError: ``total`` is not a whole number.
+
+        Example::
+
+            for epoch in shard.epochs(10):
+                for batch in shard.iter_torch_batches(batch_size=32):
+                    ...
+        """
         return self._reader.epochs(total)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next iteration would give, as plain values: the same on every rank. It is in every checkpoint
-        anyway; to keep it elsewhere, hand it to ``get_dataset_shard(name, state_dict=...)`` later."""
+        """Return the position of the next batch as plain values: the same on every rank.
+
+        Every checkpoint contains it anyway; to keep it elsewhere, pass it to ``get_dataset_shard(name,
+        state_dict=...)`` later.
+        """
         return self._reader.state_dict()
 
     def kept(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this shard."""
+        """Return the state of this shard for a checkpoint."""
         return self.state_dict()
 
     def reached(self) -> dict[str, Any]:
-        """How far this shard was read: the position of the batch handed out last, for people to look at."""
+        """Return the position of the batch handed out last, for people to look at."""
         return self._reader.reached()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position that :meth:`state_dict` has given."""
+        """Resume from a position returned by :meth:`state_dict`.
+
+        Args:
+            state: The position.
+
+        Raises:
+            DataError: It is not a position, or belongs to other data.
+        """
         self._reader.load_state_dict(state)
 
     def close(self) -> None:
-        """End threads and processes; let go of all blocks."""
+        """End threads and processes, and release all blocks."""
         self._reader.close()

@@ -14,13 +14,13 @@ from powertrain.data.plan.changing import sample, shuffle_like
 from powertrain.data.plan.plan import Plan
 from powertrain.errors import DataError
 
-#: Datasets that a split makes and blocks that a repartition makes, at most: each costs memory.
+#: Limits of the datasets made by a split and the blocks made by a repartition: each costs memory.
 MOST_PIECES = 100_000
 MOST_BLOCKS = 1_000_000
 
 
 def limit_rows(reader: PlanReader, limit: int) -> Plan:
-    """Return the plan of the first ``limit`` rows; of a shuffled plan as many from everywhere."""
+    """Return the plan of the first ``limit`` rows; of a shuffled plan as many, drawn evenly."""
     plan, limit = reader.plan, min(whole("limit", limit, 0), sys.maxsize)
     inspected = plan.inspected()
     if not inspected.is_exact:
@@ -90,7 +90,7 @@ def repartition(reader: PlanReader, num_blocks: int | None, target_rows: int | N
     """Return the same rows in ``num_blocks`` blocks, or in blocks of ``target_rows`` rows."""
     if (num_blocks is None) == (target_rows is None):
         raise DataError("repartition() takes one of num_blocks and target_num_rows_per_block. Give one.")
-    # Blocks there can be no more of than rows.
+    # There can be no more blocks than rows.
     blocks = optional_whole("num_blocks", num_blocks, 1)
     size = optional_whole("target_num_rows_per_block", target_rows, 1)
     plan = reader.plan
@@ -120,7 +120,7 @@ def _countable(reader: PlanReader) -> Plan:
 
 
 def _exact(reader: PlanReader, plan: Plan) -> Plan:
-    """Return ``plan`` exactly counted: materialized where functions decide how many rows there are."""
+    """Return ``plan`` exactly counted: materialized where functions change the number of rows."""
     if plan.inspected().is_exact:
         return plan
     source = reader if plan is reader.plan else PlanReader(plan)

@@ -1,4 +1,4 @@
-"""Loggers of modules, whose messages are made fit to show."""
+"""Loggers of modules, whose messages are made safe to show."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _FILTER = FitToShow()
 def module_logger(name: str) -> logging.Logger:
     """Return the logger of a module.
 
-    ``logging.getLogger(name)`` alone would not do: a filter of the logger "powertrain" does not see messages of the
-    loggers below it, so each has the filter that removes secrets and control characters.
+    ``logging.getLogger(name)`` alone is not enough: a filter of the logger "powertrain" does not apply to messages of
+    the loggers below it, so each has the filter that removes secrets and control characters.
 
     Args:
         name: The module's ``__name__``.

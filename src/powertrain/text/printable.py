@@ -30,7 +30,7 @@ _SEQUENCES = (
     r"|\x1b[ -/]*[0-~]"
 )
 _OUTPUT = rf"({_COLOUR}|[\t\n])|[{_UNSAFE_CLASS}]"
-#: What makes output more than text with colours; most has nothing of it.
+#: Marks of output that is more than text with colours; most output has none of them.
 _NOT_PLAIN = rf"\x1b(?!\[[0-9;:]*m)|(?![\t\n\x1b])[{_UNSAFE_CLASS}]"
 _RESET = "\x1b[0m"
 _COLOUR_RESET = r"\x1b\[[0;]*m"

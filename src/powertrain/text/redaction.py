@@ -1,9 +1,9 @@
 """Secrets in addresses and in texts that quote them, made unreadable. Pure.
 
-A secret may stand before the "@" of an address, as the value of a parameter, or in an address that a parameter holds.
-What is shown of an address is decided by what is known to be harmless: of a parameter that is not in
-:data:`HARMLESS_PARAMETERS` only the name is shown. Secrets that were not percent-encoded as they should be ("/", "?"
-and "@" are common in generated keys) are hidden as well, at the price of hiding more than them.
+A secret may precede the "@" of an address, be the value of a parameter, or be in an address inside a parameter. An
+allowlist decides which parts of an address are shown: of a parameter that is not in :data:`HARMLESS_PARAMETERS` only
+the name is shown. Secrets that were not percent-encoded as they should be ("/", "?" and "@" are common in generated
+keys) are hidden as well, at the price of hiding more than them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from powertrain.text.printable import escape_lines, without_colours
 
 # Patterns are texts, which ``re`` compiles at their first use: every process imports this module, and few need them.
 
-#: What stands in place of a secret.
+#: Replacement of a secret.
 HIDDEN = "..."
 _LEAST_SECRET = 4
 #: Characters of a field's name; longer keys are content.
@@ -47,7 +47,7 @@ _BEGIN = rf"(?i)([a-z][a-z0-9+.-]{{0,30}})://|^({'|'.join((*_BUCKETS, 'hdfs', 'h
 _NAME = r"[A-Za-z][\w.-]{0,39}"
 #: The begin of one more address, behind another.
 _NEXT = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://"
-#: Levels of addresses in parameters of addresses that are looked into; deeper ones are hidden whole.
+#: Levels of addresses in parameters of addresses that are searched; deeper ones are hidden whole.
 _NESTING_LIMIT = 2
 #: An address within a text: up to a blank, a quote or a bracket, and without the punctuation after it, but with the
 #: dots that may stand for a secret at its end.
@@ -86,9 +86,9 @@ def strip_secrets(address: str) -> str:
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text in which the secrets of all addresses are dots, and wherever they stand those of ``secrets``.
+    """Return a text in which the secrets of all addresses, and all occurrences of ``secrets``, are dots.
 
-    Those of fewer than four characters are only found in addresses: they could be parts of any word.
+    Secrets of fewer than four characters are only found in addresses: they could be parts of any word.
     """
     for secret in sorted((one for one in secrets if len(one) >= _LEAST_SECRET), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
@@ -98,7 +98,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Return True when a field or key of this name holds a secret, as far as the name says."""
+    """Return True when the name of a field or key is that of a secret."""
     return len(name) <= _LONGEST_NAME and re.fullmatch(_SECRET_FIELD, name) is not None
 
 
@@ -108,10 +108,10 @@ def fit_to_show(text: str) -> str:
 
 
 class FitToShow(logging.Filter):
-    """Makes the messages of a logger fit to show: they quote file names, errors and what other processes send."""
+    """Makes the messages of a logger safe to show: they quote file names, errors and data of other processes."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Rewrite the record's message. Always True: nothing is left out."""
+        """Rewrite the record's message. Always True: no record is dropped."""
         with contextlib.suppress(Exception):  # a wrong format string is the handler's to report
             record.msg, record.args = fit_to_show(record.getMessage()), None
         return True
@@ -145,7 +145,7 @@ def _hide_assigned(text: str) -> str:
 
 
 def _end_of_value(text: str, start: int, quote: str | None) -> int:
-    """Where a value ends that begins at ``start`` behind ``quote``; one that is not closed ends with its line."""
+    """Return the end of a value that begins at ``start`` behind ``quote``; an unclosed one ends with its line."""
     if not quote:
         pattern = _BARE_VALUE
     elif len(quote) == 1:
@@ -160,9 +160,9 @@ def _end_of_value(text: str, start: int, quote: str | None) -> int:
 
 
 def _cleaned(address: str, mark: str, depth: int = _NESTING_LIMIT) -> str:
-    """``address`` with ``mark`` in place of each secret; where the mark is empty, without what held the secret.
+    """Return ``address`` with ``mark`` in place of each secret; for an empty mark, without the parts with secrets.
 
-    What follows the first address may be others, joined by any character: they are cleaned as addresses of their own.
+    Further addresses may follow the first one, joined by any character: each is cleaned as an address of its own.
     """
     shown = _clean_one(address, mark, depth)
     first = re.search(_BEGIN, shown)
@@ -194,7 +194,7 @@ def _clean_one(address: str, mark: str, depth: int) -> str:
 
 
 def _split_credentials(scheme: str, rest: str) -> tuple[str, str]:
-    """Credentials with their "@", "" where there are none, and what follows.
+    """Return the credentials with their "@", "" where there are none, and the rest.
 
     A ":" in the first part begins a password unless it begins a port. A password that was not percent-encoded may
     hold any character: it ends at the last "@" that does not belong to a parameter. Buckets have no port, so a

@@ -1,4 +1,4 @@
-"""Reprs of what a user gave, for messages and for the reprs of configs: without secrets, and never an error. Pure.
+"""Reprs of user values, for messages and for the reprs of configs: without secrets, and never an error. Pure.
 
 Addresses lose their credentials. Environment variables, and keys that are named like secrets, keep only their names. An
 object of a class that Powertrain does not know, such as a file system or a callback with a token in it, is named by its
@@ -22,7 +22,7 @@ _PLAIN_PACKAGES = frozenset(
     {"builtins", "datetime", "decimal", "fractions", "numpy", "pathlib", "torch", "powertrain"}
 )
 _PLAIN_TYPES = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
-#: Levels of nested containers that are looked into.
+#: Levels of nested containers that are searched.
 _DEPTH = 20
 
 
@@ -47,7 +47,7 @@ def repr_without_secrets(value: Any, name: str = "", depth: int = _DEPTH) -> str
 
 
 class _Brief(reprlib.Repr):
-    """Short reprs without secrets. They are looked for before a text is cut: a part of a secret is one too."""
+    """Short reprs without secrets. Secrets are removed before a text is cut: a part of a secret is one too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def _hides_values(name: Any) -> bool:
 
 
 def _names_only(value: Any) -> Any:
-    """Variables without their values, also where they were not given as they should be."""
+    """Return variables without their values, also for values of a wrong type."""
     if isinstance(value, Mapping):
         return {key: _names_only(item) for key, item in value.items()}
     is_empty = value is None or (isinstance(value, (str, bytes, list, tuple, int, float)) and not value)

@@ -1,6 +1,6 @@
 """Tracebacks for people: the frames of the user's own code stay, those of this package are folded to one line. Pure.
 
-Which files are this package's, and which are installed, is decided once, here: also for stacks of running threads.
+The files of this package, and the installed ones, are identified once, here: also for stacks of running threads.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-#: Below it lies this package.
+#: Directory of this package.
 OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-#: Text that some library has compiled: import hooks, numpy's dispatch, torch's graphs.
+#: Names of text compiled by libraries: import hooks, numpy's dispatch, torch's graphs.
 _GENERATED = ("<frozen", "<__array_function__", "<eval_with_key")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 #: This package as another machine has installed it.
@@ -27,18 +27,18 @@ _LONGEST = 10_000
 
 
 def is_ours(file: str) -> bool:
-    """True for a file of this package, here or installed on another machine."""
+    """Return True for a file of this package, here or installed on another machine."""
     return file.startswith(OURS) or any(part in file for part in _OURS_ELSEWHERE)
 
 
 def is_installed(file: str) -> bool:
-    """True for a file of the standard library or of an installed package."""
+    """Return True for a file of the standard library or of an installed package."""
     return file.startswith((*_libraries(), *_GENERATED)) or any(part in file for part in _INSTALLED)
 
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    """Where Python's own modules and installed ones lie. Read late: it takes milliseconds that most processes save."""
+    """Return the directories of Python's own modules and of installed ones. Read late: it takes milliseconds."""
     import sysconfig
 
     names = ("stdlib", "purelib", "platlib")
@@ -60,19 +60,19 @@ class TracebackFrame:
 
     @property
     def count(self) -> int:
-        """How many frames it stands for: Python folds those that repeat."""
+        """Number of frames that it stands for: Python folds repeated ones."""
         return 1 + sum(int(found[1]) for line in self.lines if (found := _REPEATED.match(line)))
 
 
 class TracebackFolder:
-    """Folds the tracebacks in lines that come one by one. Other lines pass unchanged and at once."""
+    """Folds the tracebacks in a stream of lines. Other lines pass unchanged and at once."""
 
     def __init__(self) -> None:
         self._block: list[str] = []
         self._indent = ""
 
     def feed(self, lines: Iterable[str]) -> list[str]:
-        """Take more lines; return those that can be shown. A traceback is held back until its last frame has come."""
+        """Add lines and return those that can be shown. A traceback is held back until its last frame has come."""
         shown: list[str] = []
         for line in lines:
             if self._block and line.startswith(f"{self._indent}  ") and len(self._block) < _LONGEST:
@@ -86,7 +86,7 @@ class TracebackFolder:
         return shown
 
     def finish(self) -> list[str]:
-        """Return what is held back."""
+        """Return the lines held back."""
         block, self._block = self._block, []
         return _folded(block) if block else []
 
@@ -98,7 +98,7 @@ def fold_traceback(text: str) -> str:
 
 
 def users_frames(text: str) -> list[TracebackFrame]:
-    """The frames of the user's own code in the last traceback of ``text``, the innermost last."""
+    """Return the frames of the user's own code in the last traceback of ``text``, the innermost last."""
     blocks: list[list[str]] = []
     for line in text.split("\n"):
         if _HEADER.match(line):
@@ -109,7 +109,7 @@ def users_frames(text: str) -> list[TracebackFrame]:
 
 
 def _frames(lines: Sequence[str]) -> tuple[list[TracebackFrame], list[str]]:
-    """The frames, and the lines before the first of them."""
+    """Return the frames, and the lines before the first of them."""
     frames: list[TracebackFrame] = []
     starts = [place for place, line in enumerate(lines) if _FRAME.match(line)]
     for place, start in enumerate(starts):
@@ -123,7 +123,8 @@ def _frames(lines: Sequence[str]) -> tuple[list[TracebackFrame], list[str]]:
 
 
 def _folded(block: Sequence[str]) -> list[str]:
-    """One traceback, its header first. One without a frame of the user's stays: then the fault may be ours."""
+    """Return one folded traceback, its header first. One without a user's frame stays whole, as the fault may be
+    ours."""
     frames, before = _frames(block[1:])
     if not any(frame.is_users for frame in frames):
         return list(block)
@@ -140,7 +141,7 @@ def _folded(block: Sequence[str]) -> list[str]:
 
 
 def _fold_between(frames: Sequence[TracebackFrame]) -> list[str]:
-    """Frames between two of the user's: from the first to the last of ours one line, libraries' around them stay."""
+    """Fold the frames between two user frames: this package's become one line, those of libraries around them stay."""
     ours = [place for place, frame in enumerate(frames) if is_ours(frame.file)]
     if not ours:
         return [line for frame in frames for line in frame.lines]

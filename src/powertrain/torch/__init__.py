@@ -1,6 +1,6 @@
-"""PyTorch training: the trainer, and what a training function calls to become distributed.
+"""PyTorch training: the trainer, and the functions that make a training function distributed.
 
-Importing this package does not import torch: each name is loaded when it is first asked for.
+Importing this package does not import torch: each name is loaded on first use.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _HOMES = {
     "prepare_model": "powertrain.torch.prepare",
     "prepare_optimizer": "powertrain.torch.older_api",
 }
-#: Names of Ray Train that are refused, each with what to do instead.
+#: Names of Ray Train that are refused, each with the alternative.
 _REFUSED = {
     "TorchftConfig": (
         "torchft is not supported: a failed rank ends the attempt, and the run goes on from its newest checkpoint. Use "

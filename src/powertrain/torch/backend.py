@@ -1,6 +1,6 @@
 """Torch's process group: every worker joins it before the user's function is called.
 
-Where the workers meet is decided by rank 0: see :mod:`powertrain.torch.rendezvous`.
+Rank 0 decides the rendezvous: see :mod:`powertrain.torch.rendezvous`.
 
 The driver's part imports no torch; functions that begin with ``_`` and import it run in workers.
 """
@@ -36,7 +36,7 @@ logger = module_logger(__name__)
 
 @dataclass(frozen=True)
 class TorchWorkerInfo:
-    """All one worker must know to join."""
+    """The information that one worker needs to join."""
 
     rank: int
     world_size: int
@@ -49,7 +49,7 @@ class TorchWorkerInfo:
     #: The worker's own node, as other nodes reach it.
     address: str
     gpus: int
-    #: True to tell the user's code of the meeting in MASTER_ADDR and MASTER_PORT.
+    #: True to set MASTER_ADDR and MASTER_PORT for the user's code.
     announce: bool
 
 
@@ -58,7 +58,7 @@ class TorchWorkerInfo:
 
 @runtime_checkable
 class ProcessGroupSettings(Protocol):
-    """What a backend config says about the process group: :class:`powertrain.torch.TorchConfig`."""
+    """The process group's settings in a backend config: :class:`powertrain.torch.TorchConfig`."""
 
     @property
     def backend(self) -> str | None:
@@ -79,7 +79,7 @@ class TorchBackend(Backend):
     share_cuda_visible_devices = True
 
     def on_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
-        """After this every worker is in the default process group. Raises the first worker's error."""
+        """Bring every worker into the default process group. Raises the first worker's error."""
         assert isinstance(backend_config, ProcessGroupSettings)
         workers = worker_group.workers
         refuse_shared_gpus(backend_config.backend, workers)
@@ -98,7 +98,7 @@ class TorchBackend(Backend):
         await_joined(joining)
 
     def on_shutdown(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
-        """After this every worker that still answers has left the group. Never raises, never hangs."""
+        """Make every worker that still answers leave the group. Never raises, never hangs."""
         leave_all(worker_group, _leave)
 
 
@@ -135,12 +135,12 @@ def refuse_shared_gpus(backend: str | None, workers: Sequence[Worker]) -> None:
 
 
 def uses_nccl(backend: str) -> bool:
-    """True for "nccl" and for lists such as "cpu:gloo,cuda:nccl"."""
+    """Return True for "nccl" and for lists such as "cpu:gloo,cuda:nccl"."""
     return any(part.rpartition(":")[2] == "nccl" for part in backend.lower().split(","))
 
 
 def uses_gloo(backend: str) -> bool:
-    """True for "gloo" and for lists such as "cpu:gloo,cuda:nccl"."""
+    """Return True for "gloo" and for lists such as "cpu:gloo,cuda:nccl"."""
     return any(part.rpartition(":")[2] == "gloo" for part in backend.lower().split(","))
 
 
@@ -148,12 +148,12 @@ def uses_gloo(backend: str) -> bool:
 
 
 class _Membership:
-    """What this process holds of its group: one instance per process."""
+    """The state of this process's group: one instance per process."""
 
     def __init__(self) -> None:
         self.port = ReservedPort()
         self.joined = False
-        #: Variables we have set, with what they were before.
+        #: Variables set here, with their previous values.
         self.environment: dict[str, str | None] = {}
         self.joins = itertools.count()
 
@@ -176,14 +176,14 @@ _membership = _Membership()
 
 
 def _distributed() -> Any:
-    """``torch.distributed``, whose stores and functions are only partly typed."""
+    """Return ``torch.distributed``, whose stores and functions are only partly typed."""
     import torch.distributed
 
     return torch.distributed
 
 
 def _open_meeting(world_size: int, address: str) -> Rendezvous:
-    """Rank 0: decide where the workers meet. ``address`` is the node's own, "" for this host only."""
+    """Decide the rendezvous, on rank 0. ``address`` is the node's own, "" for this host only."""
     if _distributed().is_initialized() and not _membership.joined:
         return Rendezvous("existing")
     if world_size == 1:
@@ -192,7 +192,7 @@ def _open_meeting(world_size: int, address: str) -> Rendezvous:
 
 
 def _runtime_directory() -> str:
-    """The run's runtime directory on this node, which only this user can enter."""
+    """Return the run's runtime directory on this node, which only this user can enter."""
     from powertrain.worker import context
 
     return context.runtime_directory()
@@ -244,7 +244,7 @@ def _accelerate_variables(device: str) -> dict[str, str]:
 
 
 def _reset_accelerate() -> None:
-    """Let Accelerate look for its process group anew: a process in which it was used may join another one later."""
+    """Reset Accelerate's process group: a process in which it was used may join another one later."""
     state = sys.modules.get("accelerate.state")
     if state is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -268,7 +268,7 @@ def _keep_existing(place: TorchWorkerInfo) -> None:
 
 
 def _check_nccl_can_work() -> None:
-    """Raise :class:`ConfigError` where NCCL would fail later and in other words."""
+    """Raise :class:`ConfigError` where NCCL would fail later with a less clear message."""
     import torch
 
     if not torch.cuda.is_available():
@@ -285,10 +285,10 @@ def _check_nccl_can_work() -> None:
 
 
 def gloo_variables(one_host: bool, address: str) -> dict[str, str]:
-    """Variables that keep gloo on the interface the run uses; without them it looks up the host's name.
+    """Return variables that keep gloo on the run's network interface; without them it looks up the host's name.
 
     Args:
-        one_host: Whether all workers are on this host.
+        one_host: True when all workers are on this host.
         address: The address of this node, as other nodes reach it.
     """
     interface = _loopback_interface() if one_host else _interface_of(address)
@@ -301,7 +301,7 @@ def _loopback_interface() -> str:
 
 
 def _interface_of(address: str) -> str:
-    """The interface that has ``address``; "" when none has (then gloo chooses)."""
+    """Return the interface that has ``address``; "" when none has (then gloo chooses)."""
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
@@ -326,16 +326,16 @@ def _init_group(place: TorchWorkerInfo, backend: str) -> None:
 
 
 def _current_cuda_device() -> Any:
-    """Named to NCCL, so that it connects now and not within the first step, and never has to guess."""
+    """Return the device for NCCL, so that it connects now and not within the first step, and never has to guess."""
     import torch
 
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def _store(place: TorchWorkerInfo, timeout: timedelta) -> tuple[Any, Callable[[], None]]:
-    """The store this worker meets the others in, and what sets MASTER_ADDR and MASTER_PORT once they have met."""
+    """Return the store of the rendezvous, and a function that sets MASTER_ADDR and MASTER_PORT after it."""
     dist, meeting = _distributed(), place.meeting
-    # Rank 0 is not asked where all are on one node, so each rank looks whether torchrun has started it.
+    # Rank 0 is not consulted where all are on one node, so each rank checks whether torchrun has started it.
     meeting = Rendezvous.of_torchrun() or meeting if meeting.kind == "file" else meeting
     if meeting.kind == "alone":
         return dist.HashStore(), lambda: _announce("127.0.0.1", "29500", overwrite=False)
@@ -361,7 +361,7 @@ def _announce(host: str, port: str, *, overwrite: bool = True) -> None:
 
 
 def _leave(seconds: float) -> None:
-    """Leave the group if we made it, within ``seconds``, and undo what was set for it."""
+    """Leave the group if it was made here, within ``seconds``, and restore the variables."""
     import torch
 
     dist, cuda = _distributed(), cast(Any, torch.cuda)

@@ -11,7 +11,7 @@ import torch
 from powertrain.checkpoint.checkpoint import Checkpoint, temporary_checkpoint
 from powertrain.errors import CheckpointError
 
-#: What DistributedDataParallel puts before the names of parameters.
+#: DistributedDataParallel's prefix of the names of parameters.
 _PREFIX = "module."
 
 
@@ -32,7 +32,7 @@ class TorchCheckpoint(Checkpoint):
         It lies in a temporary directory that is removed with the last reference to it in this process.
 
         Args:
-            state_dict: What ``model.state_dict()`` returns.
+            state_dict: The result of ``model.state_dict()``.
             preprocessor: Only None: Ray Data's preprocessors are not supported.
         """
         _refuse_preprocessor(preprocessor)
@@ -98,7 +98,7 @@ class TorchCheckpoint(Checkpoint):
 
     @property
     def _is_of_this_process(self) -> bool:
-        """Whether this process wrote the file itself."""
+        """Return whether this process wrote the file itself."""
         return self._finalizer is not None
 
 

@@ -1,4 +1,4 @@
-"""``TorchConfig``: how torch's process group is set up."""
+"""``TorchConfig``: the set-up of torch's process group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TORCH_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 
 def _torch_backend(value: Any) -> str:
-    """A process group backend that torch knows or has registered, or a list such as "cpu:gloo,cuda:nccl"."""
+    """Check a process group backend of torch or registered with it, or a list such as "cpu:gloo,cuda:nccl"."""
     given = text(value)
     known = set(TORCH_BACKENDS)
     distributed: Any = sys.modules.get("torch.distributed")
@@ -33,20 +33,27 @@ def _torch_backend(value: Any) -> str:
 
 @dataclass(frozen=True, repr=False)
 class TorchConfig(Config, BackendConfig):
-    """How torch's process group is set up."""
+    """Set-up of torch's process group.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value.
+
+    Example::
+
+        TorchTrainer(train_func, torch_config=TorchConfig(backend="gloo", timeout_s=600))
+    """
 
     preload: ClassVar[Sequence[str] | None] = TORCH_PRELOAD
-    """Modules that the process imports which workers are forked from."""
+    """Modules imported by the process that workers are forked from."""
 
     backend: str | None = option(None, optional(_torch_backend))
     """The process group's backend; None is nccl with GPUs and gloo without."""
 
     init_method: Literal["env", "tcp"] = option("env", one_of("env", "tcp"))
-    """How ranks find each other. ``"env"`` names a port in MASTER_ADDR and MASTER_PORT, as torchrun does. With workers
-    on several nodes rank 0 serves torch's store there; where all are on one node they meet through a file that only
-    the run's user can open, and nothing listens at the port, which is reserved for code that serves something there
-    itself. ``"tcp"`` always serves the store on a TCP port, which torch does not protect from other users, and sets
-    no variables."""
+    """The rendezvous of ranks. ``"env"`` names a port in MASTER_ADDR and MASTER_PORT, as torchrun does. With workers on
+    several nodes rank 0 serves torch's store there; where all are on one node they meet through a file that only the
+    run's user can open, and nothing listens at the port, which is reserved for user code that serves something there.
+    ``"tcp"`` always serves the store on a TCP port, which torch does not protect from other users, and sets no
+    variables."""
 
     timeout_s: float = option(1800, positive)
     """Seconds after which a collective that does not complete is an error."""

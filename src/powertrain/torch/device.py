@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 def device_of_loader() -> torch.device:
-    # Here, because that module offers prepare_data_loader too.
+    # Here, because that module exports prepare_data_loader too.
 
     return get_device()
 
 
 @dataclasses.dataclass
 class _Settings:
-    """What this process's training function has asked for so far, and what it was given."""
+    """The settings of this process's training function, and its resources."""
 
     #: GPUs of this worker: one, unless the run gave it more.
     gpus: int = 1
-    #: What ``accelerate(amp=True)`` means on this device.
+    #: The precision of ``accelerate(amp=True)`` on this device.
     amp: torch.dtype | None = None
     #: Scales the losses of ``backward``, where they are of float16.
     scaler: LossScaler | None = None
-    #: ``prepare_optimizer`` has returned an optimizer that knows nothing of a scaler.
+    #: True once ``prepare_optimizer`` has returned an optimizer without a scaler.
     has_plain_optimizer: bool = False
     #: The seed of ``enable_reproducibility``.
     seed: int | None = None
@@ -39,18 +39,18 @@ _settings = _Settings()
 
 
 def settings() -> _Settings:
-    """What this process's training function has asked for so far."""
+    """Return the settings of this process's training function."""
     return _settings
 
 
 def reset_settings(gpus: int) -> None:
-    """Forget the settings of an earlier training function in this process."""
+    """Reset the settings of an earlier training function in this process."""
     global _settings
     _settings = _Settings(gpus=gpus)
 
 
 def context(caller: str) -> TrainContext:
-    """Where this worker stands; raises ``OutsideWorkerError``, naming ``caller``, elsewhere."""
+    """Return the place of this worker; raises ``OutsideWorkerError``, naming ``caller``, elsewhere."""
     from powertrain.worker.session import current
 
     return current(caller).context
@@ -59,8 +59,15 @@ def context(caller: str) -> TrainContext:
 def get_device() -> torch.device:
     """Return the device of this worker: its (first) GPU, or the CPU when it was given none.
 
+    Returns:
+        The device.
+
     Raises:
         OutsideWorkerError: Called outside a training worker.
+
+    Example::
+
+        batch = batch.to(get_device())
     """
     return own_device("get_device")
 
@@ -68,21 +75,28 @@ def get_device() -> torch.device:
 def get_devices() -> list[torch.device]:
     """Return all devices of this worker: its GPUs, its current one first, or the CPU when it was given none.
 
+    Returns:
+        The devices.
+
     Raises:
         OutsideWorkerError: Called outside a training worker.
+
+    Example::
+
+        first, second = get_devices()
     """
     context("get_devices")
     return own_devices()
 
 
 def own_device(caller: str) -> torch.device:
-    """The first device of this worker; raises ``OutsideWorkerError``, naming ``caller``, elsewhere."""
+    """Return the first device of this worker; raises ``OutsideWorkerError``, naming ``caller``, elsewhere."""
     context(caller)
     return own_devices()[0]
 
 
 def own_devices() -> list[torch.device]:
-    """The devices of this process, which must be a worker: in the driver, looking for CUDA would spoil later forks."""
+    """Return the devices of this process, a worker: in the driver, looking for CUDA would spoil later forks."""
     if _settings.gpus == 0 or not torch.cuda.is_available():
         return [torch.device("cpu")]
     first = torch.cuda.current_device()

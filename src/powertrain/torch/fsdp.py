@@ -1,7 +1,7 @@
 """FSDP2 for ``prepare_model(parallel_strategy="fsdp")``: sharding with torch's ``fully_shard``.
 
-Its own keyword arguments are passed on. Those of FSDP1 (``FullyShardedDataParallel``) are translated where FSDP2 has
-the same thing, and refused by name, with what to write instead, where it has not.
+Its own keyword arguments are passed on. Those of FSDP1 (``FullyShardedDataParallel``) are translated where FSDP2 has an
+equivalent, and refused by name, with the alternative, where it has not.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _OWN = frozenset(inspect.signature(fully_shard).parameters) - {"module"}
 
 @dataclasses.dataclass
 class _Sharding:
-    """What to do to the model."""
+    """The sharding of a model."""
 
     #: Keyword arguments of fully_shard.
     shard: dict[str, Any] = dataclasses.field(default_factory=dict)
-    #: Chooses the parts that are sharded by themselves; ``None`` for the usual choice.
+    #: Chooses the parts that are sharded by themselves; ``None`` for the default choice.
     choose_parts: Callable[[nn.Module], list[nn.Module]] | None = None
     #: Every rank begins with rank 0's weights.
     from_rank_zero: bool = True
@@ -43,14 +43,14 @@ class _Sharding:
 def shard_model(
     model: nn.Module, device: torch.device, arguments: dict[str, Any], precision: torch.dtype | None = None
 ) -> nn.Module:
-    """``model``, which is on ``device``, with its parameters sharded over all ranks of the mesh, in place.
+    """Shard the parameters of ``model``, which is on ``device``, over all ranks of the mesh, in place, and return it.
 
     Every rank must call this at the same point; afterwards the weights of the mesh's first rank (rank 0) are
     everywhere. Optimizers are made after it. With ``precision`` it computes in that type and returns float32.
     """
     compiled = model
     while isinstance(inner := model.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
-        model = inner  # compiled when it is first called, so what is inside may still be changed
+        model = inner  # compiled on its first call, so the inner model may still be changed
     if isinstance(model, FSDPModule):
         if precision is not None:
             raise ConfigError(
@@ -83,22 +83,22 @@ def shard_model(
 
 
 def policy_of(precision: torch.dtype) -> MixedPrecisionPolicy:
-    """FSDP2's form of ``prepare_model(mixed_precision=...)``: gradients are added up in full precision.
+    """Return FSDP2's form of ``prepare_model(mixed_precision=...)``: gradients are summed in full precision.
 
-    Parts hand on what they computed: only the whole model returns float32.
+    Parts pass on their own precision: only the whole model returns float32.
     """
     return MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
 
 
 def _take_first_weights(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Ranks are seeded apart: without this the model would be patched together from different ones.
+    """Broadcast the weights: ranks have different seeds, and shards of different models would be mixed.
 
     Only along ``mesh``: ranks beside it have another stage of a pipeline, or another part of each tensor.
     """
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:
             if tensor.is_meta:
-                continue  # has no values yet; the user gives it some after sharding
+                continue  # has no values yet; the user sets them after sharding
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             for dimension in range(mesh.ndim):
                 dist.broadcast(local, group=mesh.get_group(dimension), group_src=0)
@@ -108,7 +108,7 @@ def _take_first_weights(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _weigh_when_needed(model: nn.Module) -> None:
-    """From the first gradient weight other than 1 on, this rank's gradients are multiplied by it. Twice is once."""
+    """Multiply this rank's gradients by its weight, from the first one other than 1 on. Idempotent."""
     this = weakref.ref(model)
 
     def weigh() -> None:
@@ -146,7 +146,7 @@ def _check_reduce_scatter(name: str, part: Any) -> None:
 
 
 def _parameter_groups(part: Any) -> list[Any]:
-    """What FSDP reduces at once; older torch has at most one for a module."""
+    """Return the groups that FSDP reduces at once; older torch has at most one for a module."""
     state = part._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
@@ -154,7 +154,7 @@ def _parameter_groups(part: Any) -> list[Any]:
 
 
 class _WeightedReduceScatter:
-    """What torch or the user had there to reduce with, given weighted gradients."""
+    """The reduction of torch or the user, applied to weighted gradients."""
 
     def __init__(self, reduce_scatter: Any) -> None:
         self._reduce_scatter = reduce_scatter
@@ -178,9 +178,9 @@ def _cannot_weigh(why: str) -> ConfigError:
 
 
 def repeated_parts(model: nn.Module) -> list[nn.Module]:
-    """The members of the outermost module lists: the blocks of a transformer, say.
+    """Return the members of the outermost module lists, for example the blocks of a transformer.
 
-    Each of them is gathered when it computes and let go afterwards, which is what saves memory.
+    Each of them is gathered for its computation and freed afterwards, which saves memory.
     """
     parts: list[nn.Module] = []
     for child in model.children():
@@ -192,12 +192,12 @@ def repeated_parts(model: nn.Module) -> list[nn.Module]:
 
 
 def _can_compute(module: nn.Module) -> bool:
-    """False for plain containers, which fully_shard refuses."""
+    """Return False for plain containers, which fully_shard refuses."""
     return not isinstance(module, (nn.ModuleList, nn.ModuleDict))
 
 
 def _parts_by_policy(policy: Any) -> Callable[[nn.Module], list[nn.Module]]:
-    """FSDP1's ``auto_wrap_policy`` as a choice of parts: a policy object, a function, or a set of classes."""
+    """Return FSDP1's ``auto_wrap_policy`` as a choice of parts: a policy object, a function, or a set of classes."""
     if isinstance(policy, (set, frozenset, list, tuple)) and all(isinstance(one, type) for one in policy):
         classes = tuple(policy)
         return lambda model: [one for one in _inner_first(model) if isinstance(one, classes)]
@@ -228,7 +228,7 @@ def _chosen_by_object(policy: Any, model: nn.Module) -> list[nn.Module]:
 
 
 def _chosen_by_function(policy: Callable[..., bool], model: nn.Module) -> list[nn.Module]:
-    """Asked from the inside out, as FSDP1 did: with the number of parameters that no inner part has taken."""
+    """Apply a policy from the inside out, as FSDP1 did: with the number of parameters not taken by inner parts."""
     chosen: list[nn.Module] = []
     taken: set[nn.Parameter] = set()
     for module in _inner_first(model):
@@ -325,7 +325,7 @@ def _sync_module_states(name: str, value: Any, sharding: _Sharding, model: nn.Mo
 
 
 def _always(*allowed: Any, instead: str) -> Callable[..., None]:
-    """An argument that FSDP2 has one fixed answer to: that answer is accepted, others are refused."""
+    """Handle an argument with one fixed value in FSDP2: that value is accepted, others are refused."""
 
     def check(name: str, value: Any, sharding: _Sharding, model: nn.Module) -> None:
         if getattr(value, "name", value) not in allowed:
@@ -351,7 +351,7 @@ def _refused(name: str, value: Any, instead: str) -> ConfigError:
 _PREFETCH = (
     "FSDP2 prefetches by itself; on the prepared model call set_modules_to_{}_prefetch for another order"
 )
-#: FSDP1's arguments: each puts what it means into the sharding, or raises with what to write instead.
+#: FSDP1's arguments: each handler sets the equivalent in the sharding, or raises with the alternative.
 _TRANSLATIONS: dict[str, Callable[[str, Any, _Sharding, nn.Module], None]] = {
     "sharding_strategy": _sharding_strategy,
     "cpu_offload": _cpu_offload,

@@ -6,7 +6,7 @@ import torch
 
 
 def scale_in_place(tensor: torch.Tensor, factor: float) -> None:
-    """``tensor *= factor``; with 0 everything becomes 0, NaN too: a filler row must not spoil other ranks."""
+    """Compute ``tensor *= factor``; with 0 everything becomes 0, also NaN: a filler row must not affect other ranks."""
     if factor == 0.0:
         tensor.zero_()
     elif factor != 1.0:

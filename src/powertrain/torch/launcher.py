@@ -1,8 +1,8 @@
 """Whole scripts on every rank, started as torchrun starts them: the script sets up its process group itself.
 
-torchrun hosts the store at ``MASTER_ADDR:MASTER_PORT`` and tells its processes so with
-``TORCHELASTIC_USE_AGENT_STORE``. Here the process of rank 0 hosts it, apart from the script that runs in it, on a
-socket that is open before any rank knows of it: on the loopback interface where all ranks are on one host.
+torchrun hosts the store at ``MASTER_ADDR:MASTER_PORT`` and announces it with ``TORCHELASTIC_USE_AGENT_STORE``. Here the
+process of rank 0 hosts it, apart from the script that runs in it, on a socket that is open before any rank gets its
+address: on the loopback interface where all ranks are on one host.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from powertrain.config.scaling import ScalingConfig
     from powertrain.run.spec import RunSpec
 
-#: What torchrun calls a group of workers that was given no other role.
+#: torchrun's name of a group of workers without another role.
 _ROLE = "default"
 _STORE_TIMEOUT_S = 300.0
 
 
 class ScriptBackend(Backend):
-    """Sets the variables that torchrun sets, and serves the store that the script's process group meets in."""
+    """Sets the variables that torchrun sets, and serves the store of the script's process group."""
 
     def on_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
-        """After this every worker has its variables, and rank 0 listens."""
+        """Set every worker's variables, and make rank 0 listen."""
         workers = worker_group.workers
         one_host = on_one_host(workers)
         address = "" if one_host else workers[0].metadata.node_ip
@@ -62,7 +62,7 @@ class ScriptBackend(Backend):
 
 
 class ScriptConfig(BackendConfig):
-    """Ranks are told what torchrun would tell them, and set up torch themselves."""
+    """Ranks get torchrun's variables, and set up torch themselves."""
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -73,12 +73,12 @@ class ScriptConfig(BackendConfig):
 # --------------------------------------------------------------------------- in each worker
 
 _port = ReservedPort()
-#: The store that rank 0 serves: as long as its process lives.
+#: The store that rank 0 serves until its process exits.
 _store: Any = None
 
 
 def _serve_store(address: str, world_size: int) -> tuple[str, int]:
-    """Rank 0: serve a store on ``address`` (loopback when it is ""); returns where it is."""
+    """Serve a store on ``address`` (loopback when it is ""), on rank 0; return its location."""
     global _store
     import torch.distributed as dist
 
@@ -114,7 +114,7 @@ def _set_variables(of_group: Mapping[str, str], one_host: bool, address: str) ->
 
 @dataclass(frozen=True)
 class Program:
-    """What to run: a script or a module, and its arguments."""
+    """A script or a module, and its arguments."""
 
     #: As it was named: the path of a script, or with ``is_module`` the name of a module.
     target: str
@@ -144,8 +144,8 @@ class Program:
 
     @contextmanager
     def as_main(self) -> Iterator[None]:
-        """Inside, this process looks as if it ran the program: its import path begins with the program's, and it is
-        the file of ``__main__``, so that a cluster is sent the program's own directory."""
+        """Make this process look as if it ran the program: its import path begins with the program's, and it is the
+        file of ``__main__``, so that a cluster is sent the program's own directory."""
         main = sys.modules["__main__"]
         path, file = list(sys.path), main.__dict__.get("__file__")
         directory = os.path.dirname(os.path.realpath(self.path)) if self.path else os.getcwd()
@@ -163,7 +163,7 @@ class Program:
                 main.__dict__.pop("__file__", None)
 
     def for_ranks(self, *, on_this_machine: bool = True) -> dict[str, Any]:
-        """What :func:`powertrain.worker.scripts.main_script.run` takes. To be called inside :meth:`as_main`.
+        """Return the arguments of :func:`powertrain.worker.scripts.main_script.run`. Call it inside :meth:`as_main`.
 
         Nodes of a cluster keep an import path of their own: their Python may be installed elsewhere.
         """

@@ -17,7 +17,7 @@ from powertrain.data.rows.device import map_tensors
 from powertrain.errors import ConfigError
 from powertrain.values.arguments import shorten
 
-#: What ``prepare_model(mixed_precision=...)`` takes, beside torch's own types.
+#: The names of ``prepare_model(mixed_precision=...)``, beside torch's own types.
 _PRECISIONS: dict[str, torch.dtype | None] = {
     "bf16": torch.bfloat16,
     "bfloat16": torch.bfloat16,
@@ -34,7 +34,7 @@ def precision_of(value: str | torch.dtype | None) -> torch.dtype | None:
     """Return the type to compute in, ``None`` for that of the parameters.
 
     Raises:
-        ConfigError: ``value`` names no type that autocast computes in.
+        ConfigError: ``value`` is not a type that autocast computes in.
     """
     if value is None or value is torch.float32:
         return None
@@ -49,17 +49,17 @@ def precision_of(value: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def amp_precision(device: torch.device) -> torch.dtype:
-    """Return the lower precision that ``accelerate(amp=True)`` means: torch's default for the device."""
+    """Return the lower precision of ``accelerate(amp=True)``: torch's default for the device."""
     return torch.get_autocast_dtype(device.type)
 
 
 def device_type_of(model: nn.Module) -> str:
-    """The kind of device that ``model`` computes on; "cpu" for one without parameters."""
+    """Return the kind of device that ``model`` computes on; "cpu" for one without parameters."""
     return next((parameter.device.type for parameter in model.parameters()), "cpu")
 
 
 def as_float32(output: Any) -> Any:
-    """``output`` with its low-precision tensors as float32, so that losses are computed in full precision."""
+    """Return ``output`` with its low-precision tensors as float32, so that losses are computed in full precision."""
     return map_tensors(output, _upcast)
 
 
@@ -85,7 +85,7 @@ class _AutocastForward:
 
 
 def autocast_forward(model: nn.Module, precision: torch.dtype) -> None:
-    """Let ``model`` compute in ``precision`` from here on; the model inside a compiled one, which calls it."""
+    """Make ``model`` compute in ``precision``; for a compiled one the model inside, which it calls."""
     while isinstance(inner := model.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
         model = inner
     model.__dict__["forward"] = _AutocastForward(model, precision)
@@ -151,8 +151,8 @@ class ScaledOptimizer(Optimizer):
     """
 
     def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
-        # Not Optimizer's own __init__: parameters, state and hooks are the inner optimizer's. Its step is not taken,
-        # which a scheduler may have replaced: that one knows nothing of the scaler.
+        # Not Optimizer's own __init__: parameters, state and hooks are the inner optimizer's. Its step is not copied,
+        # which a scheduler may have replaced: that one does not use the scaler.
         self.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
         self.optimizer, self.scaler = optimizer, scaler
 

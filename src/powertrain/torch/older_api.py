@@ -18,7 +18,7 @@ from powertrain.values.arguments import as_flag, has_attribute, shorten
 
 
 def accelerate(amp: bool = False) -> None:
-    """Switch automatic mixed precision on or off for what is prepared from here on.
+    """Switch automatic mixed precision on or off for models and optimizers prepared from here on.
 
     A prepared model then computes in the device's lower precision (float16 on a GPU, bfloat16 on a CPU) and returns
     float32. On a GPU :func:`prepare_optimizer` and :func:`backward` scale the loss as well. An argument

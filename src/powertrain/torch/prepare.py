@@ -1,4 +1,4 @@
-"""What a training function calls to become distributed: device, model, data loader, optimizer.
+"""Functions that make a training function distributed: device, model, data loader, optimizer.
 
 Each works the same at any world size, also 1, and on CPU and GPU, so one script serves all.
 """
@@ -39,14 +39,14 @@ _watching = False
 
 
 def begin(gpus: int = 1) -> None:
-    """Start anew for one training function in this worker, which has ``gpus`` GPUs; count its steps."""
+    """Reset the state for one training function in this worker, which has ``gpus`` GPUs; count its steps."""
     reset_settings(gpus)
     gradient_weight.reset()
     watch_optimizer_steps()
 
 
 def _progress() -> Any:
-    """This process's counters of batches and optimizer steps."""
+    """Return this process's counters of batches and optimizer steps."""
     from powertrain.worker.progress import progress
 
     return progress
@@ -62,7 +62,7 @@ class DistributedModel(DistributedDataParallel):
     communication hook or a gradient weight is still applied. Everything else is torch's.
     """
 
-    #: What the forward pass computes in, where that is not the parameters' own type.
+    #: The precision of the forward pass, if it differs from the parameters' type.
     precision: torch.dtype | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -89,7 +89,7 @@ class DistributedModel(DistributedDataParallel):
         return self.module(*inputs, **kwargs)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """As torch's: ``hook`` reduces the gradients from here on. It is given them weighted already."""
+        """Register ``hook`` to reduce the gradients, as torch's method does. It gets weighted gradients."""
         if _reduces_in_compiled_code(self):
             super().register_comm_hook(state, hook)
             return
@@ -109,7 +109,7 @@ class DistributedModel(DistributedDataParallel):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         state = super().state_dict(*args, **kwargs)
-        if not _asked_by_torch_checkpoint():
+        if not _is_called_by_torch_checkpoint():
             prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
             drop_wrapper_name(state, prefix)
         return state
@@ -125,7 +125,7 @@ class DistributedModel(DistributedDataParallel):
         return super().load_state_dict(named, strict=strict, assign=assign)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        # The way in when this model is a part of a larger one that is being loaded.
+        # The entry point when this model is a part of a larger one that is being loaded.
         self._add_wrapper_name(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -144,7 +144,7 @@ class _WeightedReduction:
         self.then: Callable[[Any], Any] | None = None
 
     def reduce(self, bucket: Any) -> Any:
-        """A future of the reduced gradients of ``bucket``."""
+        """Return a future of the reduced gradients of ``bucket``."""
         gradients: torch.Tensor = bucket.buffer()
         if self.then is not None:
             scale_in_place(gradients, gradient_weight.value)
@@ -156,15 +156,15 @@ class _WeightedReduction:
         return cast(Any, work).get_future().then(_only_tensor)
 
 
-#: Of each model that has one. No attribute, because a copy of a model has a new reducer, without a hook.
+#: The hook of each model that has one. Not an attribute, because a copy of a model has a new reducer, without a hook.
 _reductions: weakref.WeakKeyDictionary[DistributedDataParallel, _WeightedReduction] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def _weigh_when_needed(model: DistributedDataParallel) -> None:
-    """From the first gradient weight other than 1 on, this rank's gradients are multiplied by it. Twice is once."""
-    # A weak reference, because whoever waits for a weight must not keep the model alive.
+    """Multiply this rank's gradients by its weight, from the first one other than 1 on. Idempotent."""
+    # A weak reference, because a callback that waits for a weight must not keep the model alive.
     this = weakref.ref(model)
 
     def weigh() -> None:
@@ -175,7 +175,7 @@ def _weigh_when_needed(model: DistributedDataParallel) -> None:
 
 
 def _reduction_of(model: DistributedDataParallel) -> _WeightedReduction:
-    """The communication hook of ``model``, given to torch when it is first asked for."""
+    """Return the communication hook of ``model``, registered with torch on first use."""
     if model in _reductions:
         return _reductions[model]
     if _reduces_in_compiled_code(model):
@@ -198,7 +198,7 @@ def _reduction_of(model: DistributedDataParallel) -> _WeightedReduction:
             "workers divides."
         ) from error
     finally:
-        # Torch's own note of it would go into copies, which cannot have it.
+        # Torch's own record of it would go into copies, which cannot have it.
         model._comm_hooks.pop()
     _reductions[model] = reduction
     if isinstance(model, DistributedModel):
@@ -207,7 +207,7 @@ def _reduction_of(model: DistributedDataParallel) -> _WeightedReduction:
 
 
 def _is_reduced(model: DistributedDataParallel) -> bool:
-    """True where torch's reducer changes gradients or parameters: among several ranks, or with reduced precision."""
+    """Return True where torch's reducer changes gradients or parameters: with several ranks, or reduced precision."""
     this = cast(Any, model)
     return (
         this.process_group.size() > 1 or this.mixed_precision is not None or _reduces_in_compiled_code(model)
@@ -222,11 +222,11 @@ def _only_tensor(future: Any) -> torch.Tensor:
     return cast(torch.Tensor, future.value()[0])
 
 
-def _asked_by_torch_checkpoint() -> bool:
-    """True inside ``torch.distributed.checkpoint.state_dict``, which drops DDP's prefix itself.
+def _is_called_by_torch_checkpoint() -> bool:
+    """Return True inside ``torch.distributed.checkpoint.state_dict``, which drops DDP's prefix itself.
 
-    It walks the modules along each key and fails where the prefix is missing. It offers no other seam that
-    a DDP subclass could use.
+    It walks the modules along each key and fails where the prefix is missing. It offers no other hook for a DDP
+    subclass.
     """
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") in (
@@ -322,7 +322,7 @@ def _sharded(
 
 
 def _compute_in(model: nn.Module, precision: torch.dtype | None) -> None:
-    """Let ``model`` compute in ``precision``, and scale its losses where they need it. ``None`` changes nothing."""
+    """Make ``model`` compute in ``precision``, and scale its losses where needed. ``None`` changes nothing."""
     if precision is None:
         return
     if precision is torch.float16:
@@ -353,7 +353,7 @@ def _check_strategy(parallel_strategy: str | None) -> None:
 
 
 def _device_for(move_to_device: bool | torch.device) -> torch.device | None:
-    """Where to move, ``None`` for nowhere. A GPU named by the user becomes the current one."""
+    """Return the device to move to, ``None`` for no move. A GPU named by the user becomes the current one."""
     if isinstance(move_to_device, torch.device):
         if move_to_device.type == "cuda":
             torch.cuda.set_device(move_to_device)
@@ -362,7 +362,7 @@ def _device_for(move_to_device: bool | torch.device) -> torch.device | None:
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    """Where the model is, or would be were it not on the meta device."""
+    """Return the device of the model, or the one it would have were it not on the meta device."""
     device = next(model.parameters()).device
     return own_device("prepare_model") if device.type == "meta" else device
 
@@ -377,7 +377,7 @@ def _check_group() -> None:
 
 
 def _device_arguments(model: nn.Module) -> dict[str, Any]:
-    """DDP's device arguments: named when the whole model is on one GPU, as DDP wants it."""
+    """Return DDP's device arguments: set when the whole model is on one GPU, as DDP requires."""
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) == 1 and (device := devices.pop()).type == "cuda":
         return {"device_ids": [device], "output_device": device}
@@ -385,7 +385,7 @@ def _device_arguments(model: nn.Module) -> dict[str, Any]:
 
 
 def scale_losses(device_type: str, caller: str) -> None:
-    """Scale the losses of ``backward`` from here on. Twice is once.
+    """Scale the losses of ``backward`` from here on. Idempotent.
 
     Raises:
         ConfigError: An optimizer was prepared before, which would step with scaled gradients.
@@ -401,7 +401,7 @@ def scale_losses(device_type: str, caller: str) -> None:
 
 
 def watch_optimizer_steps() -> None:
-    """Count every optimizer step of this process from here on, of any optimizer. Twice is once."""
+    """Count every optimizer step of this process from here on, of any optimizer. Idempotent."""
     global _watching
     if _watching:
         return
@@ -412,20 +412,30 @@ def watch_optimizer_steps() -> None:
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         count()
 
-    # A compiled step calls it as it is; a compiler that looked inside would warn of the clock that it reads.
+    # A compiled step calls it as it is; a compiler that traced it would warn of the clock that it reads.
     vars(stepped)["_torchdynamo_disable"] = True
     register_optimizer_step_post_hook(stepped)
     _watching = True
 
 
 def enable_reproducibility(seed: int = 0) -> None:
-    """Make this worker repeat itself: seeds, deterministic algorithms, no benchmarking of convolutions.
+    """Make this worker deterministic: seeds, deterministic algorithms, no benchmarking of convolutions.
 
-    Also seeds the order of loaders prepared from here on. Call it first in the training function. It
-    costs speed, and an operation without a deterministic form raises.
+    Also seeds the order of loaders prepared from here on. Call it first in the training function. It costs speed, and
+    an operation without a deterministic form raises.
+
+    Args:
+        seed: The seed of all generators.
+
+    Raises:
+        ArgumentError: ``seed`` is not a whole number.
+
+    Example::
+
+        enable_reproducibility(42)
     """
     seed = as_whole(seed, "enable_reproducibility(seed=...)", -(2**63), 2**64 - 1)
-    # cuBLAS reads it when the first GPU operation comes.
+    # cuBLAS reads it at the first GPU operation.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.manual_seed(seed)
     random.seed(seed)

@@ -1,6 +1,6 @@
-"""Torch's rendezvous store: where the ranks of a process group meet, and who else can reach it.
+"""Torch's rendezvous store: where the ranks of a process group meet, and how it is protected.
 
-- "existing": the script has set up a group itself; it is kept, and never destroyed by us.
+- "existing": the script has set up a group itself; it is kept, and never destroyed here.
 - "alone": one worker. The store lives in this process's memory.
 - "env": torchrun has given an address and hosts the store there.
 - "file": all workers are on one node. The store is a file in the run's runtime directory, which only the run's user can
@@ -30,17 +30,17 @@ __all__ = [
     "read_reserved",
 ]
 
-#: A worker that cannot reach rank 0's listening socket within this many seconds never will.
+#: Seconds for a worker to reach rank 0's listening socket.
 _CONNECT_TIMEOUT_S = 120.0
-#: Where the ranks find the address that rank 0 has reserved, in a store of kind "file".
+#: Key of the address that rank 0 has reserved, in a store of kind "file".
 _RESERVED_KEY = "powertrain/reserved"
-#: Begins the names of such stores.
+#: Prefix of the names of such stores.
 _FILE_PREFIX = "rendezvous-"
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the workers meet; ``kind`` is one of those in the module's docstring."""
+    """The rendezvous of the workers; ``kind`` is one of those in the module's docstring."""
 
     kind: str
     #: The address of the store, for "env" and "tcp".
@@ -51,12 +51,12 @@ class Rendezvous:
 
     @classmethod
     def in_new_file(cls) -> Rendezvous:
-        """Name a file that no store has used before."""
+        """Return a rendezvous with a new file name."""
         return cls("file", file=_FILE_PREFIX + secrets.token_hex(8))
 
     @classmethod
     def of_torchrun(cls) -> Rendezvous | None:
-        """The store of the torchrun that has started this process; None where none has."""
+        """Return the store of the torchrun that has started this process; None where none has."""
         if "TORCHELASTIC_RUN_ID" not in os.environ or "MASTER_ADDR" not in os.environ:
             return None
         return cls("env", os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -70,22 +70,22 @@ class Rendezvous:
 def open_file_store(dist: Any, meeting: Rendezvous, directory: str) -> Any:
     """Open the store of a meeting of kind "file" in ``directory``, the run's runtime directory.
 
-    The file goes with that directory. It cannot go earlier: torch waits for a file that is missing to be made.
+    The file is removed with that directory. It cannot be removed earlier: torch waits for a missing file to be made.
     """
     path = os.path.join(directory, meeting.file)
-    # Torch would make it readable to all, should the directory ever be opened to others.
+    # Torch would make it readable to all, which matters if the directory is ever opened to others.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     return dist.FileStore(path)
 
 
 def publish_reserved(store: Any, port: ReservedPort) -> None:
-    """Rank 0: reserve the port that MASTER_PORT names in a meeting of kind "file". Before the group is set up."""
+    """Reserve the port of MASTER_PORT in a rendezvous of kind "file", on rank 0, before the group is set up."""
     host, number = port.open("", listens=False)
     store.set(_RESERVED_KEY, f"{number} {host}")
 
 
 def read_reserved(store: Any) -> tuple[str, str]:
-    """MASTER_ADDR and MASTER_PORT in a meeting of kind "file". After the group is set up, so that no rank waits."""
+    """Return MASTER_ADDR and MASTER_PORT in a rendezvous of kind "file", after the group is set up: no rank waits."""
     number, _, host = store.get(_RESERVED_KEY).decode().partition(" ")
     return host, number
 

@@ -1,4 +1,4 @@
-"""Keys of state dicts with and without the ``module.`` that DistributedDataParallel puts before them."""
+"""Keys of state dicts with and without DistributedDataParallel's prefix ``module.``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def wrapped_key(key: str, inner_keys: set[str]) -> str:
-    """``key`` of a state dict as DDP names it, whether or not it has the ``module.`` prefix already.
+    """Return ``key`` of a state dict as DDP names it, whether or not it has the ``module.`` prefix already.
 
     ``inner_keys`` are those of the model inside, which may have a part called ``module`` of its own.
     """
@@ -25,14 +25,14 @@ def drop_wrapper_name(state: Any, prefix: str) -> None:
     metadata = getattr(state, "_metadata", None)
     if metadata is None:
         return
-    # The versions of both spellings are kept: whoever loads this looks under one or the other.
+    # The versions of both spellings are kept: a loader looks under one or the other.
     for name in list(metadata):
         if f"{name}.".startswith(wrapper):
             metadata[(prefix + name[len(wrapper) :]).rstrip(".")] = metadata[name]
 
 
 def versions_under_wrapper(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Module versions by the names under which DDP's loading looks for them."""
+    """Return module versions by the names that DDP's loading uses."""
     versions = dict(metadata)
     for name, version in metadata.items():
         versions.setdefault(f"module.{name}".rstrip("."), version)
@@ -40,10 +40,10 @@ def versions_under_wrapper(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_metadata(state: dict[str, Any], metadata: dict[str, Any]) -> Any:
-    """``state`` with the versions of its modules where torch looks for them."""
+    """Return ``state`` with the versions of its modules where torch looks for them."""
 
     class Annotated(dict[str, Any]):
-        """A plain dict takes no attribute, and torch reads the versions from one."""
+        """A dict with an attribute for the versions, which a plain dict cannot have."""
 
     annotated: Any = Annotated(state)
     annotated._metadata = metadata

@@ -22,8 +22,18 @@ if TYPE_CHECKING:
 class TorchTrainer(DataParallelTrainer):
     """Runs ``train_loop_per_worker`` on every worker, inside one torch process group.
 
-    ``torch_config`` says how the group is set up. All other arguments are those of
-    :class:`~powertrain.trainer.DataParallelTrainer`.
+    Args:
+        train_loop_per_worker: The training function.
+        train_loop_config: Its argument, a dict.
+        torch_config: The set-up of the process group.
+        (others): Those of :class:`~powertrain.trainer.DataParallelTrainer`.
+
+    Raises:
+        ConfigError: An argument has a wrong value.
+
+    Example::
+
+        result = TorchTrainer(train_func, scaling_config=ScalingConfig(num_workers=2)).fit()
     """
 
     _backend_argument = "torch_config"

@@ -1,7 +1,7 @@
-"""Arguments of public functions as plain values: what Python, numpy and torch call a number, a flag, a path.
+"""Arguments of public functions as plain values: numbers, flags and paths of Python, numpy and torch.
 
-Each function takes the value, what it was given as (``"report(barrier=...)"``) and the error to raise. The error names
-the value and what to give instead; nothing that the value does when it is looked at comes out of here.
+Each function takes the value, its place (``"report(barrier=...)"``) and the error to raise. The error names the value
+and what to give instead; exceptions that the value raises when it is inspected never escape.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def plain_scalar(value: Any) -> Any:
 
 
 def has_attribute(value: Any, name: str) -> bool:
-    """Return whether a value has an attribute, whatever looking for it raises."""
+    """Return whether a value has an attribute, whatever exception the lookup raises."""
     try:
         return hasattr(value, name)
     except Exception:
@@ -127,7 +127,7 @@ def as_path(value: Any, given_as: str, error: type[PowertrainError] = ArgumentEr
 
 
 def _is_too_long(text: str) -> bool:
-    """Whether no file system of this machine can hold a plain path. Raises for what it cannot name."""
+    """Return whether no file system of this machine can hold a plain path. Raises for names that are not valid."""
     encoded = os.fsencode(text)
     if "://" in text:
         return False

@@ -1,8 +1,8 @@
 """An exception as plain data, and the exception again in another process, without pickle.
 
 Only classes that the other process has loaded are used. Neither their ``__init__`` nor their ``__new__`` runs: an
-instance is made by the class of Python's own that they derive from, and gets the arguments and attributes that were
-sent. What cannot be rebuilt so has a stand-in of the same class name.
+instance is made by their builtin base class, and gets the arguments and attributes that were sent. An exception that
+cannot be rebuilt so is replaced by one of the same class name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ExceptionData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cause_of(error: BaseException) -> tuple[BaseException | None, bool]:
-    """Return what an exception was raised from, as its traceback shows it, and whether that is implicit."""
+    """Return the cause of an exception, as its traceback shows it, and whether it is implicit."""
     if error.__cause__ is not None:
         return error.__cause__, False
     return (None if error.__suppress_context__ else error.__context__), True
@@ -61,7 +61,7 @@ def data_of(error: BaseException, depth: int = 0) -> ExceptionData | None:
 
 
 def named_data_of(error: BaseException) -> ExceptionData | None:
-    """Return nothing but the class and the text of an exception, for one whose arguments have no plain form."""
+    """Return only the class and the text of an exception, for one whose arguments have no plain form."""
     try:
         return ExceptionData(
             module=type(error).__module__,
@@ -74,11 +74,11 @@ def named_data_of(error: BaseException) -> ExceptionData | None:
 
 
 def exceptions_of(failures: Iterable[Any], *, trusted: bool = True) -> dict[int, BaseException]:
-    """Return by rank what each failed rank raised, each with its ``failure``.
+    """Return the exception of each failed rank by rank, each with its ``failure``.
 
     Args:
         failures: Values of :class:`~powertrain.run.events.WorkerFailure`.
-        trusted: False for failures that others may have written: only classes of Python's own are rebuilt then.
+        trusted: False for failures that others may have written: only builtin classes are rebuilt then.
     """
     return {failure.rank: _exception_of(failure, trusted) for failure in failures}
 
@@ -99,7 +99,7 @@ def _exception_of(failure: Any, trusted: bool) -> BaseException:
 
 
 def rebuilt(data: ExceptionData, *, trusted: bool = True) -> BaseException:
-    """Return an exception of the class and with the arguments of the one that was described.
+    """Return an exception of the class and with the arguments of the described one.
 
     Raises:
         NoPlainForm: This process does not have the class, or it cannot be made of these arguments.
@@ -127,7 +127,7 @@ def derived(kind: Any, error: BaseException) -> Any:
 
 
 def _base_of(kind: type[BaseException]) -> type[BaseException]:
-    """Return the class of Python's own that ``kind`` derives from, or is."""
+    """Return the builtin class that ``kind`` derives from, or is."""
     base: type[BaseException] = next(
         parent for parent in kind.__mro__ if getattr(builtins, parent.__name__, None) is parent
     )
@@ -149,7 +149,7 @@ def _cause(data: ExceptionData, trusted: bool) -> BaseException | None:
 
 
 def stand_in_for(failure: Any) -> WorkerFailedError:
-    """Return a :class:`WorkerFailedError` whose class is named as what the rank raised."""
+    """Return a :class:`WorkerFailedError` whose class is named as the rank's exception."""
     name = failure.error_type.rpartition(".")[2]
     if not name.isidentifier():
         return WorkerFailedError(failure)
@@ -160,7 +160,7 @@ def stand_in_for(failure: Any) -> WorkerFailedError:
 
 
 def _arguments(error: BaseException) -> tuple[Any, ...]:
-    """Return ``args``, and of an error of the system also the names of files, which are not in them."""
+    """Return ``args``, and for an OSError also the names of files, which are not in them."""
     if isinstance(error, OSError) and error.filename is not None and len(error.args) == 2:
         names = [error.filename] if error.filename2 is None else [error.filename, None, error.filename2]
         return (*error.args, *names)
@@ -168,7 +168,7 @@ def _arguments(error: BaseException) -> tuple[Any, ...]:
 
 
 def _encoded_attributes(error: BaseException) -> bytes:
-    """Those that have an exact plain form; the others stay behind."""
+    """Return the attributes that have an exact plain form, without the others."""
     kept = {}
     for name, value in vars(error).items():
         try:

@@ -30,7 +30,7 @@ _MOST_DECIMAL_BITS = 14_000
 
 
 class NoPlainForm(Exception):
-    """The value has no plain form; the message says why, as the end of a sentence."""
+    """The value has no plain form; the message is the reason, as the end of a sentence."""
 
 
 class _Simple(NamedTuple):
@@ -116,10 +116,10 @@ def plain_form(value: Any, plain: Callable[[Any], Any]) -> Any:
 
     Args:
         value: An object that is neither a plain value, nor a list, dict or tuple.
-        plain: Converts each part; whatever it raises comes out of here.
+        plain: Converts each part; its exceptions are passed on.
 
     Raises:
-        NoPlainForm: The object is of no kind that is known here.
+        NoPlainForm: The object is not of a known kind.
     """
     if isinstance(value, enum.Enum):
         return _plain_enum(value, plain)
@@ -163,7 +163,7 @@ def encoded(value: Any, plain: Callable[[Any], Any]) -> bytes:
 
     Args:
         value: Anything that has a plain form.
-        plain: Gives the plain form of what has no tag; whatever it raises comes out of here.
+        plain: Returns the plain form of values without a tag; its exceptions are passed on.
     """
     return msgspec.msgpack.encode(_tree(value, plain))
 
@@ -192,7 +192,7 @@ def decoded(data: bytes) -> Any:
     """Return the object that was encoded.
 
     Raises:
-        NoPlainForm: A class is not known in this process, or the data are not what :func:`encoded` returns.
+        NoPlainForm: A class is not known in this process, or the data were not made by :func:`encoded`.
     """
     try:
         return _rebuilt(msgspec.msgpack.decode(data))
@@ -227,11 +227,11 @@ _CONTAINERS: dict[str, Callable[[Any], Any]] = {
 
 
 def with_originals(metrics: dict[str, Any] | None, originals: dict[str, bytes]) -> dict[str, Any] | None:
-    """Return ``metrics`` with the objects that were reported in place of their plain forms, where that can be.
+    """Return ``metrics`` with the reported objects in place of their plain forms, where possible.
 
     Args:
         metrics: Plain metrics, or None.
-        originals: By name what :func:`encoded` returned.
+        originals: The results of :func:`encoded` by name.
     """
     if not metrics or not originals:
         return metrics

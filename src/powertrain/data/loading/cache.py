@@ -31,38 +31,38 @@ __all__ = ["BlockStore", "Counters", "sweep"]
 _logger = module_logger(__name__)
 #: (part, block of its source).
 Key = tuple[int, int]
-#: Changes with the form of the cached files, so that no version reads those of another.
+#: Version of the cached files' format; a process never reads files of another version.
 _FORM = 1
-#: A source gives larger blocks than this in several batches, so that no more has to be in memory at a time.
+#: A source yields larger blocks than this in several batches, which bounds the memory in use at a time.
 _LARGEST_BATCH = 64 * 2**20
-#: Decoding takes this many times the bytes of the result (m): what was read, what comes of it, and its room to grow.
+#: Decoding takes this many times the bytes of the result (measured): the input, the output, and its room to grow.
 _DECODING_TAKES = 4
-#: Arrow's allocator keeps what was freed until it is told; it is, whenever so many bytes were decoded.
-_GIVE_BACK_EVERY = 64 * 2**20
-#: Blocks that were decoded ahead and never asked for are let go of beyond this many: a loop may leave an epoch early.
+#: Arrow's allocator keeps freed memory until it is released explicitly: after every so many decoded bytes.
+_RELEASE_BYTES = 64 * 2**20
+#: Prefetched blocks that were never opened are released beyond this many: a loop may leave an epoch early.
 _MOST_UNOPENED = 256
 
 
 @dataclass
 class Counters:
-    """What a store has done. Read at any time, from any thread."""
+    """Counters of a store's work. Readable at any time, from any thread."""
 
-    #: How often each (part, block) was decoded by this process.
+    #: Number of times that this process decoded each (part, block).
     decoded: Counter[Key] = field(default_factory=Counter)
-    #: Blocks that were found in the node's cache instead.
+    #: Blocks found in the node's cache instead of being decoded.
     hits: int = 0
-    #: Bytes that were decoded.
+    #: Decoded bytes.
     bytes: int = 0
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One source, as the store sees it."""
+    """One source of the store."""
 
     source: Source
     columns: Sequence[str] | None
     facts: SourceFacts
-    #: The same for the same rows and columns, in any process that this boot of the machine starts.
+    #: Identical for the same rows and columns in every process of this boot of the machine.
     identity: str
 
     @classmethod
@@ -85,17 +85,17 @@ class _Part:
         return self.facts.blocks[block].rows
 
     def decoding_bytes(self, block: int) -> int:
-        """About how much memory it takes to decode a block."""
+        """Return the approximate memory that decoding a block takes."""
         return _DECODING_TAKES * min(self.facts.blocks[block].nbytes, _LARGEST_BATCH)
 
 
 class BlockStore:
     """Decoded blocks for one rank. Any thread may use it.
 
-    A block is held from :meth:`open` (or from being decoded ahead) to :meth:`release`. Blocks in files are mapped and
-    take no memory of this process's own; blocks that could not be put into files are kept within ``memory_bytes``,
-    those used last, and are decoded again when they are asked for after they had to go. So many blocks are decoded at
-    once as take half of ``memory_bytes``, at least one; those that somebody waits for come before those decoded ahead.
+    A block is held from :meth:`open` (or from being prefetched) to :meth:`release`. Blocks in files are mapped and take
+    no memory of this process; blocks that do not fit into files stay in memory within ``memory_bytes``, least recently
+    used evicted first, and are decoded again on the next :meth:`open` after an eviction. Concurrent decoding takes at
+    most half of ``memory_bytes``, but always one block; blocks awaited by a reader come before prefetched ones.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class BlockStore:
         threads: int,
         warn: Callable[[str], None] = _logger.warning,
     ) -> None:
-        """``directory`` is shared by all processes of the node that read the same data, now and later; with
-        ``disk_bytes=0`` it is not touched. ``warn`` is told, once, when blocks have to stay in memory for want of disk.
+        """``directory`` is shared by all present and later processes of the node that read the same data; with
+        ``disk_bytes=0`` it is not touched. ``warn`` is called once when blocks have to stay in memory for lack of disk.
         """
         self._parts = [_Part.of(source, names) for source, names in zip(parts, columns, strict=True)]
         self._cache = CacheDirectory(directory, disk_bytes) if disk_bytes > 0 else None
@@ -120,31 +120,32 @@ class BlockStore:
         self.counters = Counters()
         self._most_threads = threads
         self._threads: list[threading.Thread] = []
-        #: Guards all that follows, and is told when any of it changes.
+        #: Guards the attributes below, and is notified of each change.
         self._changed = threading.Condition()
         self._held: dict[Key, Future[Batches]] = {}
-        #: Blocks decoded ahead that nobody has opened yet, those that were begun first before the others.
+        #: Prefetched blocks that were not opened yet, oldest first.
         self._unopened: OrderedDict[Key, None] = OrderedDict()
         self._wishes: deque[Key] = deque()
         self._wanted: frozenset[Key] = frozenset()
-        #: The memory that each block takes which is being decoded, and the blocks that wait for their turn.
+        #: Memory taken by each block being decoded, and the blocks that wait for memory.
         self._decoding: list[int] = []
         self._waiting: list[Key] = []
         self._closed = False
-        #: Of the decoded bytes, those after which memory was given back last.
+        #: Decoded bytes at the last release of memory.
         self._given_back = 0
 
     @property
     def directory(self) -> CacheDirectory | None:
-        """Where files are kept; None where they may not be."""
+        """The directory of the files; None where files are not allowed."""
         return self._cache
 
     def identity(self, part: int) -> str:
-        """The same for the same rows of a part, in any process that this boot of the machine starts."""
+        """Return a key that is identical for the same rows of a part in every process of this boot of the machine."""
         return self._parts[part].identity
 
     def open(self, part: int, block: int) -> Batches:
-        """The batches of a block, in order. Waits until it is decoded; decodes it on this thread where nobody does."""
+        """Return the batches of a block, in order. Waits while another thread decodes it, else decodes it on this
+        one."""
         key = (part, block)
         with self._changed:
             if self._closed:
@@ -162,9 +163,9 @@ class BlockStore:
             self._fill(key, future)
         return future.result()
 
-    def ahead(self, wanted: Sequence[Key]) -> None:
-        """Begin to decode these blocks on the store's threads, the first one first. Replaces all earlier wishes that
-        are not begun yet."""
+    def prefetch(self, wanted: Sequence[Key]) -> None:
+        """Prefetch these blocks on the store's threads, in this order. Replaces all earlier requests that have not
+        begun yet."""
         with self._changed:
             if self._closed:
                 raise _closed()
@@ -180,21 +181,21 @@ class BlockStore:
             self._changed.notify_all()
 
     def release(self, part: int, block: int) -> None:
-        """Let go of a block that will not be needed soon. Its file stays, if there is room for it."""
+        """Release a block that is not needed soon. Its file stays if there is room for it."""
         with self._changed:
             self._drop((part, block))
         if self._cache is not None and self._parts[part].is_cached:
-            self._cache.let_go(self._parts[part].file_name(block))
+            self._cache.release(self._parts[part].file_name(block))
 
-    def gone(self, keys: Sequence[Key]) -> list[Key]:
-        """Those of the blocks that had to leave memory for others since they were opened."""
+    def evicted(self, keys: Sequence[Key]) -> list[Key]:
+        """Return the blocks among ``keys`` that were evicted from memory since they were opened."""
         with self._changed:
             if not self._memory.has_refused:
                 return []
             return [key for key in keys if key not in self._held]
 
     def close(self) -> None:
-        """Let go of all blocks and end the threads, which finish the batch that they are at. Files stay."""
+        """Release all blocks and end the threads after their current batch. Files stay."""
         with self._changed:
             self._closed = True
             self._wishes.clear()
@@ -205,7 +206,7 @@ class BlockStore:
         for thread in self._threads:
             thread.join()
 
-    # -- which blocks are held: all of it with self._changed held
+    # -- held blocks: called with self._changed held
 
     def _begin(self, key: Key) -> Future[Batches]:
         future: Future[Batches] = Future()
@@ -219,7 +220,7 @@ class BlockStore:
         self._changed.notify_all()
 
     def _keep(self, key: Key, future: Future[Batches], nbytes: int) -> None:
-        """Hold a block that takes ``nbytes`` of memory, unless it was let go of while it was decoded."""
+        """Hold a block that takes ``nbytes`` of memory, unless it was released while it was decoded."""
         if self._held.get(key) is not future:
             return
         if nbytes:
@@ -228,28 +229,28 @@ class BlockStore:
         while len(self._unopened) > _MOST_UNOPENED:
             self._drop(next(iter(self._unopened)))
 
-    def _may_begin(self) -> bool:
-        """Whether a wish may be begun: not where it would push out of memory what was decoded for the wishes before."""
+    def _can_prefetch(self) -> bool:
+        """Return whether a prefetch may begin: not if it would evict blocks prefetched before it."""
         waiting = sum(self._memory.size_of(key) for key in self._unopened if key in self._wanted)
         return bool(self._wishes) and waiting <= self._memory.most // 2
 
     # -- decoding
 
     def _work(self) -> None:
-        """The life of one of the store's threads."""
+        """Decode requested blocks until the store is closed; the main function of its threads."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._may_begin())
+                self._changed.wait_for(lambda: self._closed or self._can_prefetch())
                 if self._closed:
                     return
                 key = self._wishes.popleft()
                 future = self._begin(key)
                 self._unopened[key] = None
             self._fill(key, future)
-            del future  # or the block would be held until the next wish
+            del future  # or the block would be held until the next request
 
     def _fill(self, key: Key, future: Future[Batches]) -> None:
-        """Decode a block, or find it decoded. What goes wrong is told to who waits now; who comes later tries anew."""
+        """Decode a block, or find it decoded. An error is raised to the present waiters only; a later call retries."""
         try:
             batches, nbytes = self._load(key)
         except BaseException as error:
@@ -263,7 +264,7 @@ class BlockStore:
         future.set_result(batches)
 
     def _load(self, key: Key) -> tuple[Batches, int]:
-        """The batches of a block and how many bytes of memory they take: none where they are mapped."""
+        """Return the batches of a block and the memory that they take: none where they are mapped."""
         part, block = self._parts[key[0]], key[1]
         if not part.is_cached:
             return _collected(self._read(key))
@@ -272,7 +273,7 @@ class BlockStore:
         try:
             found = self._cache.find_or_begin(part.file_name(block), part.rows(block), lambda: self._closed)
         except NoRoom as reason:
-            self._tell(reason)
+            self._warn_of_full_disk(reason)
             return self._into_memory(key)
         if isinstance(found, Making):
             return self._into_file(key, found)
@@ -281,11 +282,11 @@ class BlockStore:
         return found, 0
 
     def _into_memory(self, key: Key) -> tuple[Batches, int]:
-        with self._turn(key):
+        with self._reserve_memory(key):
             return _collected(self._read(key))
 
     def _into_file(self, key: Key, making: Making) -> tuple[Batches, int]:
-        with making, self._turn(key):
+        with making, self._reserve_memory(key):
             batches = self._read(key)
             in_hand: list[pa.RecordBatch] = []
             try:
@@ -293,33 +294,34 @@ class BlockStore:
                     in_hand = [batch]
                     making.append(batch)
                     in_hand = []
-                    del batch  # the source needs the room for the next one
+                    del batch  # frees memory for the next batch
                 return making.finish(), 0
             except NoRoom as reason:
-                self._tell(reason)
-                making.abandon()  # at once, for those who wait for it
-                if making.batches:  # they were in the file only
+                self._warn_of_full_disk(reason)
+                making.abandon()  # at once, for the processes that wait for it
+                if making.batches:  # only present in the file
                     in_hand, batches = [], self._read(key)
                 return _collected(chain(in_hand, batches))
             finally:
                 self._give_memory_back()
 
     def _give_memory_back(self) -> None:
-        """Let the allocator return what decoding has freed. Not after every block: each would fault it in again."""
+        """Release the memory freed by decoding. Not after every block, which would fault it in again each time."""
         with self._changed:
-            if self.counters.bytes - self._given_back < _GIVE_BACK_EVERY:
+            if self.counters.bytes - self._given_back < _RELEASE_BYTES:
                 return
             self._given_back = self.counters.bytes
         pa.default_memory_pool().release_unused()
 
     @contextmanager
-    def _turn(self, key: Key) -> Iterator[None]:
-        """Waits until there is memory to decode a block. Nobody who has a turn waits for another process."""
+    def _reserve_memory(self, key: Key) -> Iterator[None]:
+        """Wait until there is memory to decode a block. A thread that got its memory never waits for another
+        process."""
         takes = self._parts[key[0]].decoding_bytes(key[1])
         with self._changed:
             self._waiting.append(key)
             try:
-                self._changed.wait_for(lambda: self._closed or self._is_turn_of(key, takes))
+                self._changed.wait_for(lambda: self._closed or self._has_memory_for(key, takes))
             finally:
                 self._waiting.remove(key)
             self._decoding.append(takes)
@@ -330,13 +332,17 @@ class BlockStore:
                 self._decoding.remove(takes)
                 self._changed.notify_all()
 
-    def _is_turn_of(self, key: Key, takes: int) -> bool:
+    def _has_memory_for(self, key: Key, takes: int) -> bool:
         if self._decoding and sum(self._decoding) + takes > self._memory.most // 2:
             return False
         return key not in self._unopened or all(other in self._unopened for other in self._waiting)
 
     def _read(self, key: Key) -> Iterator[pa.RecordBatch]:
-        """The batches of a block as its source gives them. Raises DataError where they are not what was inspected."""
+        """Yield the batches of a block from its source.
+
+        Raises:
+            DataError: The rows differ from those inspected.
+        """
         part, block = self._parts[key[0]], key[1]
         with self._changed:
             self.counters.decoded[key] += 1
@@ -356,10 +362,10 @@ class BlockStore:
                 "Do not write to files that are being read, and start again."
             )
 
-    def _tell(self, reason: NoRoom) -> None:
+    def _warn_of_full_disk(self, reason: NoRoom) -> None:
         with self._changed:
-            told, self._warned = self._warned, True
-        if not told:
+            was_warned, self._warned = self._warned, True
+        if not was_warned:
             self._warn(
                 f"Decoded data cannot all be cached on disk: {reason}. Blocks without room are kept in memory (up to "
                 f"{self._memory.most / 1e6:.0f} MB) and are decoded again when they are needed again, which is slower. "
@@ -373,11 +379,11 @@ def _collected(batches: Iterable[pa.RecordBatch]) -> tuple[Batches, int]:
 
 
 class _Memory:
-    """Which blocks are kept in memory, and which have to go."""
+    """The blocks kept in memory, and the order of their eviction."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        #: True once a block had to go.
+        #: True after the first eviction.
         self.has_refused = False
         self._sizes: OrderedDict[Key, int] = OrderedDict()
 
@@ -385,7 +391,7 @@ class _Memory:
         return self._sizes.get(key, 0)
 
     def touch(self, key: Key) -> None:
-        """It is needed: others go first."""
+        """Mark a block as used: others are evicted first."""
         if key in self._sizes:
             self._sizes.move_to_end(key)
 
@@ -396,7 +402,7 @@ class _Memory:
         self._sizes.clear()
 
     def add(self, key: Key, nbytes: int, spared: OrderedDict[Key, None]) -> list[Key]:
-        """Returns the blocks that have to go for a new one: those used longest ago, ``spared`` ones last."""
+        """Add a block and return the blocks evicted for it: least recently used first, ``spared`` ones last."""
         self._sizes[key] = nbytes
         self._sizes.move_to_end(key)
         others = [old for old in self._sizes if old != key]

@@ -5,12 +5,12 @@
     {directory}/
       total              bytes that all files here have claimed; locked while they change
       3f…9a-17.arrow     block 17 of one source, whole: an Arrow IPC stream that ends with its end mark
-      3f…9a-18.part      being decoded by the process that holds its lock; its size is what it has claimed
-      3f…9a-d0….pixels   decoded images of one column, see pixels.py; who uses it holds a shared lock of it
+      3f…9a-18.part      being decoded by the process that holds its lock; its size is its claim
+      3f…9a-d0….pixels   decoded images of one column, see pixels.py; each user holds a shared lock of it
 
-A block is decoded by whoever locks its ``.part`` first; the others wait for that lock. The kernel lets go of the locks
-of a dead process, so the next one takes over. Nothing is flushed to the disk, so the names that the store gives say in
-which boot of the machine they were written: what was there when the power went is never looked at.
+The first process to lock the ``.part`` of a block decodes it; the others wait for that lock. The kernel
+releases the locks of a dead process, so the next one takes over. Nothing is flushed to the disk; the file names
+contain the boot of the machine in which they were written, so files left by a power failure are never read.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ Batches = tuple[pa.RecordBatch, ...]
 _WHOLE, _UNFINISHED, _PIXELS, _TOTAL = ".arrow", ".part", ".pixels", "total"
 #: An Arrow IPC stream ends with this; a file without it was cut short.
 _END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-#: What a stream has beyond its batches: the schema, generously, and the end mark.
+#: Bytes of a stream besides its batches: the schema, generously, and the end mark.
 _BESIDES_BATCHES = 4096
-#: A full cache makes a hundredth of itself free at a time, so that not every new block has to look at all files.
+#: A full cache frees a hundredth of itself at a time, so that not every new block has to list all files.
 _FREED_AT_ONCE = 100
-#: How a file says that whoever used it has let go of it: its owner may not write to it any more.
-_IN_USE, _LET_GO = 0o600, 0o400
-#: Seconds between two looks at a lock that another process holds.
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.01
+#: Mode of a released file: its owner may not write to it any more.
+_IN_USE, _RELEASED = 0o600, 0o400
+#: Seconds between two attempts to take a lock that another process holds.
+_FIRST_RETRY_DELAY_S, _LAST_RETRY_DELAY_S = 0.001, 0.01
 
 
 class NoRoom(Exception):
-    """Something cannot be kept on disk; the message is a clause that says why."""
+    """Raised where data cannot be kept on disk; the message is a clause with the reason."""
 
 
 class GivenUp(Exception):
-    """The caller stopped waiting for a block that another process decodes."""
+    """Raised when the caller stopped waiting for a block that another process decodes."""
 
 
 @dataclass(frozen=True)
 class KeptFile:
-    """One file that may be removed: a whole block, or pixels that nobody uses."""
+    """A file that may be removed: a whole block, or pixels that are not in use."""
 
     name: str
     nbytes: int
-    #: When it was opened or let go of last, in nanoseconds.
+    #: Time of its last opening or release, in nanoseconds.
     used: int
-    let_go: bool
+    is_released: bool
     suffix: str = _WHOLE
 
     @property
@@ -68,13 +68,13 @@ class KeptFile:
 
 
 def eviction_order(files: Iterable[KeptFile]) -> list[KeptFile]:
-    """Files in the order in which they are removed when room is needed.
+    """Return files in the order in which they are removed when room is needed.
 
-    First those that somebody has let go of. An epoch reads each block once, in a new order: a block that has just been
-    let go of is not needed before the next epoch, while one that has waited since the last epoch is needed in this one.
-    So of one source the latest goes first. (Were it the earliest, a cache that holds half of the data would have only
-    15 % of the blocks when they are needed, instead of 50 %.) Sources that nobody has used for longest go before
-    others. Then, if that is not enough, those that are in use: their users keep what they have mapped.
+    Released files come first. An epoch reads each block once, in a new order: a block that has just been released is
+    not needed before the next epoch, while one that was released in the last epoch is needed in this one. So within
+    one source the latest goes first. (With the earliest first, a cache that holds half of the data would have only 15
+    % of the blocks when they are needed, instead of 50 %.) Sources unused for longest go before others. Files in use
+    come last: their users keep their mappings.
     """
     files = list(files)
     newest: dict[str, int] = {}
@@ -84,13 +84,13 @@ def eviction_order(files: Iterable[KeptFile]) -> list[KeptFile]:
 
 
 def _eviction_key(file: KeptFile, source_used: int) -> tuple[bool, int, int, str]:
-    if file.let_go:
+    if file.is_released:
         return False, source_used, -file.used, file.name
     return True, 0, file.used, file.name
 
 
 def this_boot() -> str:
-    """Another text after each start of the machine, where the system tells; else always the same."""
+    """Return a text that differs after each boot of the machine where the system provides one; else a constant."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -105,13 +105,13 @@ class CacheDirectory:
     """The cached blocks of a node. Any number of processes and threads use one directory at once."""
 
     def __init__(self, directory: str, disk_bytes: int) -> None:
-        """Nothing is made before the first block is. Files together take at most ``disk_bytes``, which counts those
-        that are there: a removed one that is still mapped takes its space until it is not."""
+        """Files are made with the first block. Together they take at most ``disk_bytes``, not counting removed files
+        that are still mapped."""
         self._directory = Path(directory)
         self.disk_bytes = disk_bytes
 
     def find_or_begin(self, name: str, rows: int, stopped: Callable[[], bool]) -> Batches | Making:
-        """The block ``name`` of ``rows`` rows, or the right to make it, which no other process has at the same time.
+        """Return the block ``name`` of ``rows`` rows, or the exclusive right to make it.
 
         Waits for a process that makes it; raises :class:`GivenUp` when ``stopped()`` meanwhile. Raises :class:`NoRoom`
         where the directory cannot be used.
@@ -123,7 +123,7 @@ class CacheDirectory:
                     return result
 
     def find(self, name: str, rows: int) -> Batches | None:
-        """The batches of a whole block, mapped into memory; None where there is none. A broken one is removed."""
+        """Return the batches of a whole block, mapped into memory; None where it is absent. A broken one is removed."""
         path = self._path(name, _WHOLE)
         try:
             batches = _mapped(path)
@@ -137,13 +137,13 @@ class CacheDirectory:
         self._mark(name, _IN_USE)
         return batches
 
-    def let_go(self, name: str) -> None:
-        """Say that this process does not need the block any more in this epoch."""
-        self._mark(name, _LET_GO)
+    def release(self, name: str) -> None:
+        """Mark the block as not needed any more in this epoch by this process."""
+        self._mark(name, _RELEASED)
 
     def _mark(self, name: str, mode: int) -> None:
         path = self._path(name, _WHOLE)
-        with suppress(OSError):  # removed meanwhile; the mark only helps to choose what to remove
+        with suppress(OSError):  # removed meanwhile; the mark only helps to choose files to remove
             os.utime(path)
             os.chmod(path, mode)
 
@@ -151,7 +151,7 @@ class CacheDirectory:
         return self._directory / f"{name}{suffix}"
 
     def _begin(self, name: str, rows: int, stopped: Callable[[], bool]) -> Making | None:
-        """The right to make a block; None where it was or may have been made while its lock was waited for."""
+        """Return the right to make a block; None where it was or may have been made while its lock was awaited."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._path(name, _UNFINISHED)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -161,19 +161,19 @@ class CacheDirectory:
             is_mine = _is_at(path, descriptor)
             if is_mine and not claimed and not self._path(name, _WHOLE).exists():
                 return Making(self, name, path, descriptor, rows)
-            if is_mine:  # left by a process that died, or made just after another had finished the block
+            if is_mine:  # left by a dead process, or made just after another had finished the block
                 self.remove_unfinished(path, claimed)
         except BaseException:
-            _let_go_of(descriptor)
+            _unlock(descriptor)
             raise
-        _let_go_of(descriptor)
+        _unlock(descriptor)
         return None
 
-    # -- the books: every change of a file's size and of the total is made with the total locked, and the total never
-    # falls behind the files, wherever a process is killed
+    # -- accounting: file sizes and the total change only with the total locked, and the total never falls behind the
+    # files, wherever a process is killed
 
     def claim(self, descriptor: int, claimed: int, size: int) -> None:
-        """Make an unfinished file ``size`` bytes large, removing others for it. Raises :class:`NoRoom`."""
+        """Grow an unfinished file to ``size`` bytes, removing other files for it. Raises :class:`NoRoom`."""
         with self._books() as books:
             extra = size - claimed
             if books.total + extra > self.disk_bytes and size <= self.disk_bytes:
@@ -190,22 +190,22 @@ class CacheDirectory:
             os.ftruncate(descriptor, size)
 
     def open_pixels(self, name: str) -> int | None:
-        """A descriptor to read and write the pixels ``name``, or None where there are none. While it is open, the file
-        is not removed to make room. Raises :class:`NoRoom` where the directory cannot be used."""
+        """Return a descriptor to read and write the pixels ``name``, or None where they are absent. While it is open,
+        the file is not removed to make room. Raises :class:`NoRoom` where the directory cannot be used."""
         path = self._path(name, _PIXELS)
         with _no_room_if_refused(self._directory):
             if not path.exists():
                 return None
-            with self._books():  # so that nobody removes it before its lock is held
+            with self._books():  # so that it is not removed before its lock is held
                 return _opened_for_use(path)
 
     def make_pixels(self, name: str, header: bytes, filled: int, size: int) -> int:
-        """As :meth:`open_pixels`, where need be of a new file of ``size`` bytes: ``header``, zeros up to ``filled``,
-        and a hole. Zeros may be looked at through a mapping; looking into a hole takes disk on some file systems, and
-        is fatal where there is none.
+        """As :meth:`open_pixels`, if need be of a new file of ``size`` bytes: ``header``, zeros up to ``filled``, and a
+        hole. Zeros may be read through a mapping; reading a hole takes disk on some file systems, and is fatal where
+        the disk is full.
 
-        Raises :class:`NoRoom` unless it fits into half of the budget, together with all pixels that somebody uses, and
-        into what blocks have left of it: no block is removed for pixels.
+        Raises :class:`NoRoom` unless it fits into half of the budget together with all pixels in use, and into the
+        budget left by blocks: no block is removed for pixels.
         """
         path, unfinished = self._path(name, _PIXELS), self._path(name, _UNFINISHED)
         with _no_room_if_refused(self._directory):
@@ -230,8 +230,8 @@ class CacheDirectory:
                 return descriptor
 
     def _check_room_for_pixels(self, size: int, books: _Books) -> None:
-        """Raises :class:`NoRoom` unless ``size`` more fit. Removes pixels that nobody uses, if it takes that."""
-        there = self._look()
+        """Raise :class:`NoRoom` unless ``size`` more fit, after removing unused pixels if needed."""
+        there = self._inspect_data()
         total, pixels = there.total, there.pixels
         for file in eviction_order(file for file in there.removable if file.suffix == _PIXELS):
             if self._fits(total, pixels, size):
@@ -252,24 +252,24 @@ class CacheDirectory:
         return total + size <= self.disk_bytes and pixels + size <= self.disk_bytes // 2
 
     def finish(self, name: str, descriptor: int, claimed: int, size: int) -> Batches:
-        """Make an unfinished file of ``size`` bytes a whole block, mapped into memory."""
+        """Turn an unfinished file of ``size`` bytes into a whole block, mapped into memory."""
         path = self._path(name, _UNFINISHED)
         with self._books() as books:
             os.ftruncate(descriptor, size)
-            batches = _mapped(path)  # before anybody could remove it again
+            batches = _mapped(path)  # before another process could remove it again
             os.rename(path, self._path(name, _WHOLE))
             books.write(books.total - claimed + size)
         return batches
 
     def remove_unfinished(self, path: Path, claimed: int) -> None:
-        """Remove an unfinished file whose lock is held, and its claim."""
+        """Remove an unfinished file whose lock is held, and release its claim."""
         with self._books() as books:
             path.unlink(missing_ok=True)
             books.write(books.total - claimed)
 
     def _make_room(self, extra: int) -> int:
-        """Remove files until ``extra`` bytes fit. Returns what all that are left take, counted anew."""
-        there = self._look()
+        """Remove files until ``extra`` bytes fit. Return the bytes of the remaining files, counted anew."""
+        there = self._inspect_data()
         total = there.total
         goal = self.disk_bytes - extra - self.disk_bytes // _FREED_AT_ONCE
         for file in eviction_order(there.removable):
@@ -279,8 +279,8 @@ class CacheDirectory:
             total -= file.nbytes
         return total
 
-    def _look(self) -> _Contents:
-        """What is there. Files of dead processes are removed on the way."""
+    def _inspect_data(self) -> _Contents:
+        """Return the contents of the directory, after removing files of dead processes."""
         removable, total, pixels = [], 0, 0
         with os.scandir(self._directory) as entries:
             for entry in entries:
@@ -288,8 +288,8 @@ class CacheDirectory:
                     facts = entry.stat()
                     name, suffix = os.path.splitext(entry.name)
                     if suffix == _WHOLE:
-                        let_go = not facts.st_mode & stat.S_IWUSR
-                        removable.append(KeptFile(name, facts.st_size, facts.st_mtime_ns, let_go))
+                        is_released = not facts.st_mode & stat.S_IWUSR
+                        removable.append(KeptFile(name, facts.st_size, facts.st_mtime_ns, is_released))
                     elif suffix == _PIXELS:
                         pixels += facts.st_size
                         if not _is_used(entry.path):
@@ -304,27 +304,27 @@ class CacheDirectory:
     def _books(self) -> Iterator[_Books]:
         descriptor = os.open(self._directory / _TOTAL, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # held for moments only
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # held briefly
             books = _Books(descriptor)
             if not books.known:
-                books.write(self._look().total)
+                books.write(self._inspect_data().total)
             yield books
         finally:
-            _let_go_of(descriptor)
+            _unlock(descriptor)
 
 
 @dataclass(frozen=True)
 class _Contents:
-    """What is in the directory."""
+    """The contents of the directory."""
 
     removable: list[KeptFile]
-    #: Bytes of all files, and of those with pixels.
+    #: Bytes of all files, and of the pixel files.
     total: int
     pixels: int
 
 
 class _Books:
-    """The total as it is on disk. Good while the file is locked."""
+    """The total as stored on disk. Valid while the file is locked."""
 
     def __init__(self, descriptor: int) -> None:
         text = os.pread(descriptor, 32, 0)
@@ -338,7 +338,7 @@ class _Books:
 
 
 class Making:
-    """A block that this process alone may write. Used in a ``with``: what is not finished at its end is removed."""
+    """A block that this process alone may write. Used in a ``with``: an unfinished block is removed at its end."""
 
     def __init__(self, cache: CacheDirectory, name: str, path: Path, descriptor: int, rows: int) -> None:
         self._cache, self._name, self._path, self._descriptor = cache, name, path, descriptor
@@ -346,7 +346,7 @@ class Making:
         self._claimed = 0
         self._sink: pa.OSFile | None = None
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
-        #: Batches that are written.
+        #: Number of written batches.
         self.batches = 0
 
     def __enter__(self) -> Making:
@@ -356,25 +356,25 @@ class Making:
         self.abandon()
 
     def abandon(self) -> None:
-        """Remove what is written, unless it is finished, and let others try."""
+        """Remove an unfinished block, and let other processes retry."""
         if self._descriptor < 0:
             return
         try:
             with suppress(
                 OSError, pa.ArrowException
-            ):  # a full disk: what was not written does not matter any more
+            ):  # a full disk: the unwritten rest does not matter any more
                 self._close_stream()
-            with suppress(OSError):  # of a directory that is gone: so is the file
+            with suppress(OSError):  # the directory was removed, and the file with it
                 self._cache.remove_unfinished(self._path, self._claimed)
         finally:
-            self._let_go()
+            self._close()
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Write a batch. Raises :class:`NoRoom`."""
         with _no_room_if_refused(self._path.parent):
             if self._sink is None or self._writer is None:
                 self._sink = pa.OSFile(str(self._path), "wb")
-                # All that it will take, as well as one batch can tell: better no room now than after half of the work.
+                # Estimated from one batch: better no room now than after half of the work.
                 self._claim(_size(batch) * max(1, self._rows) // max(1, batch.num_rows) + _BESIDES_BATCHES)
                 self._writer = pa.ipc.new_stream(self._sink, batch.schema)
             self._claim(self._sink.tell() + _size(batch) + _BESIDES_BATCHES)
@@ -382,12 +382,12 @@ class Making:
         self.batches += 1
 
     def finish(self) -> Batches:
-        """Make it a whole block, mapped into memory. Raises :class:`NoRoom`. At least one batch is written."""
+        """Turn it into a whole block, mapped into memory. Raises :class:`NoRoom`. At least one batch is written."""
         with _no_room_if_refused(self._path.parent):
             size = self._close_stream()
-            self._claim(size)  # where Arrow wrote more than could be foreseen
+            self._claim(size)  # if Arrow wrote more than estimated
             batches = self._cache.finish(self._name, self._descriptor, self._claimed, size)
-        self._let_go()
+        self._close()
         return batches
 
     def _claim(self, size: int) -> None:
@@ -396,7 +396,7 @@ class Making:
             self._claimed = size
 
     def _close_stream(self) -> int:
-        """Returns how many bytes were written."""
+        """Close the stream and return the number of written bytes."""
         if self._sink is None or self._writer is None:
             return 0
         sink, writer = self._sink, self._writer
@@ -406,13 +406,13 @@ class Making:
         sink.close()
         return size
 
-    def _let_go(self) -> None:
-        _let_go_of(self._descriptor)
+    def _close(self) -> None:
+        _unlock(self._descriptor)
         self._descriptor = -1
 
 
 def _mapped(path: Path) -> Batches:
-    """The batches of a file, none of them read yet. Raises ``ArrowInvalid`` where it is not whole."""
+    """Return the batches of a file, none of them read yet. Raises ``ArrowInvalid`` where it is not whole."""
     mapped = pa.memory_map(str(path))
     try:
         size = mapped.size()
@@ -422,11 +422,11 @@ def _mapped(path: Path) -> Batches:
         mapped.seek(0)
         return tuple(pa.ipc.open_stream(mapped))
     finally:
-        mapped.close()  # closes the descriptor; the memory stays as long as a batch needs it
+        mapped.close()  # closes the descriptor; the memory stays mapped as long as a batch needs it
 
 
 def _size(batch: pa.RecordBatch) -> int:
-    """Bytes of a batch in a file, with the dictionaries that go before it."""
+    """Return the bytes of a batch in a file, with the dictionaries that precede it."""
     columns: list[Any] = [column for column in batch.columns if pa.types.is_dictionary(column.type)]
     dictionaries: int = sum(column.dictionary.nbytes + 1024 for column in columns)
     return pa.ipc.get_record_batch_size(batch) + dictionaries + 1024
@@ -441,8 +441,8 @@ def _no_room_if_refused(directory: Path) -> Iterator[None]:
 
 
 def _wait_for_lock(descriptor: int, stopped: Callable[[], bool]) -> None:
-    """Not by one long call: nothing could end that wait when the holder is stopped but not dead."""
-    pause = _SHORTEST_PAUSE
+    """Poll for a lock. A blocking call could not be interrupted when the holder is stopped but not dead."""
+    pause = _FIRST_RETRY_DELAY_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -451,11 +451,11 @@ def _wait_for_lock(descriptor: int, stopped: Callable[[], bool]) -> None:
             if stopped():
                 raise GivenUp from None
         time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        pause = min(2 * pause, _LAST_RETRY_DELAY_S)
 
 
 def _opened_for_use(path: Path) -> int | None:
-    """A descriptor that holds a shared lock, which is what :func:`_is_used` looks for; None where there is no file."""
+    """Open a file with a shared lock, which :func:`_is_used` checks; None where the file does not exist."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -477,7 +477,7 @@ def _is_used(path: str) -> bool:
     except BlockingIOError:
         return True
     finally:
-        _let_go_of(descriptor)
+        _unlock(descriptor)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -487,7 +487,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _remove_if_abandoned(path: str) -> bool:
-    """Remove an unfinished file of a dead process; False where somebody is at it."""
+    """Remove an unfinished file of a dead process; False where a live process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -496,17 +496,17 @@ def _remove_if_abandoned(path: str) -> bool:
     except BlockingIOError:
         return False
     finally:
-        _let_go_of(descriptor)
+        _unlock(descriptor)
 
 
-def _let_go_of(descriptor: int) -> None:
-    """Unlock and close. Closing is not enough: a forked child may have the same open file."""
+def _unlock(descriptor: int) -> None:
+    """Unlock and close. Closing is not enough: a forked child may share the open file."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """False when the file was renamed or removed while its lock was waited for."""
+    """Return False when the file was renamed or removed while its lock was awaited."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except FileNotFoundError:

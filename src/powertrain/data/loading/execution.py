@@ -1,4 +1,4 @@
-"""What reading a dataset has cost."""
+"""Statistics of reading a dataset."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class Execution:
-    """One reading of a dataset: how far it has come, and where the time went."""
+    """One reading of a dataset: its progress, and where the time went."""
 
     def __init__(self, name: str, blocks: int) -> None:
         self.name, self.blocks = name, blocks
         self.rows = self.nbytes = 0
-        #: Seconds from the beginning, and those of them in which rows were waited for.
+        #: Seconds since the beginning, and the share of them spent waiting for rows.
         self.seconds = self.waited = 0.0
         self.is_whole = False
         self.decoded = self.hits = self.decoded_bytes = 0
@@ -28,16 +28,16 @@ class Execution:
         self.began = time.perf_counter()
 
     def count(self, rows: int, nbytes: int) -> None:
-        """A batch was given out."""
+        """Record a batch that was handed out."""
         self.rows += rows
         self.nbytes += nbytes
 
     def observe(self, loader: Loader) -> None:
-        """Ask this loader, at the end, what it has done."""
+        """Take the statistics of this loader at the end."""
         self._loader = loader
 
     def watch(self, stream: Iterator[Rows]) -> Generator[Rows, None, None]:
-        """The same rows, counted."""
+        """Yield the same rows, counted."""
         start = time.perf_counter()
         try:
             while True:
@@ -56,7 +56,7 @@ class Execution:
             stream.close()  # type: ignore[attr-defined]
 
     def _ask(self) -> None:
-        """What the loader has done up to now."""
+        """Update the statistics from the loader."""
         if self._loader is None:
             return
         counters = self._loader.store.counters
@@ -69,7 +69,7 @@ class Execution:
                 self.operations[name] = self.operations.get(name, 0.0) + seconds
 
     def text(self) -> str:
-        """What happened up to now, for people."""
+        """Return the statistics up to now as text."""
         self._ask()
         so_far = "" if self.is_whole else ", not read to its end"
         lines = [
@@ -85,7 +85,7 @@ class Execution:
 
 
 def _size(nbytes: int) -> str:
-    """Bytes as a person would say them."""
+    """Return bytes in a readable unit."""
     size = float(nbytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:

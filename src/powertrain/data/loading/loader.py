@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from powertrain.data.operations.runner import Runner
 
 T = TypeVar("T")
-#: Narrow rows are gathered this many at a time, over several steps: the calls would cost more than the copying.
+#: Narrow rows are gathered this many at a time, over several steps, to spread the cost of the calls.
 _ROWS_AT_ONCE = 16384
-#: But no more bytes than this at a time, which are copied once more; text can be cut into batches without a copy.
+#: At most this many bytes are gathered at a time, as they are copied once more; text is cut without a copy.
 _BYTES_AT_ONCE = 2**20
 _TEXT_BYTES_AT_ONCE = 16 * 2**20
 _ARROW_TEXT = ("string", "large_string", "binary", "large_binary")
-#: Threads beyond this many do not read ahead faster: they share one interpreter.
+#: More threads than this do not read ahead faster: they share one interpreter.
 _MOST_THREADS = 4
-#: Blocks are decoded this many pieces of work before their rows are needed.
+#: Blocks are decoded this many work items before their rows are needed.
 _DECODE_AHEAD = 4
 #: Where an opaque filter has left a rank without a row, this many following slots are tried at a time.
 _FILLER_SLOTS = 64
@@ -42,22 +42,22 @@ _FILLER_SLOTS = 64
 
 @dataclass(frozen=True)
 class Cut(Generic[T]):
-    """How an epoch is cut into batches, and what becomes of each."""
+    """How an epoch is cut into batches, and how each is converted."""
 
     #: Rows of all ranks together.
     global_batch: int
-    #: What happens to rows that do not fill a step: "partial", "drop" or "carry".
+    #: Handling of rows that do not fill a step: "partial", "drop" or "carry".
     tail: str
-    #: Makes what the user gets of a batch's rows. Called on any thread.
+    #: Converts a batch's rows to the user's format. Called on any thread.
     convert: Callable[[Rows], T]
-    #: Batches that are made before they are asked for; 0 makes each when it is asked for.
+    #: Number of prefetched batches; 0 makes each batch on request.
     prefetch: int = 1
-    #: Whether every step gives a batch, if need be of one row that counts nothing: ranks must stay in step. Where a
-    #: process reads alone, steps without rows are left out.
+    #: True where every step yields a batch, if need be of one row without weight: ranks must stay in step. A process
+    #: that reads alone leaves out steps without rows.
     in_step: bool = True
-    #: Whether ``convert`` makes Python's strings of text: they may be made earlier then.
+    #: True where ``convert`` turns text into Python strings: they may be made earlier then.
     python_text: bool = False
-    #: How the epoch is shuffled, where the dataset's own way is not meant.
+    #: The shuffle of the epoch; None for the dataset's own.
     shuffle: Shuffle | None = None
 
 
@@ -66,9 +66,9 @@ class ReadyBatch(Generic[T]):
     """One batch of one rank."""
 
     batch: T
-    #: Where the epoch stands once this batch is handed out.
+    #: Position of the epoch once this batch is handed out.
     position: int
-    #: What this rank's gradient counts for: its rows times ranks by all rows.
+    #: Weight of this rank's gradient: its rows times ranks by all rows.
     weight: float
     rows: int
     nbytes: int
@@ -78,7 +78,7 @@ class ReadyBatch(Generic[T]):
 class _Step:
     """One rank's part of one step."""
 
-    #: (epoch, slots) of its rows, one after the other; more than one where rows are carried over.
+    #: (epoch, slots) of its rows, in order; more than one where rows are carried over.
     slots: tuple[tuple[int, Ints], ...]
     position: int
     weight: float
@@ -89,7 +89,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Work:
-    """Some steps, and where their rows are."""
+    """Some steps, and the location of their rows."""
 
     steps: list[_Step]
     #: Of one epoch each; more than one where rows are carried over.
@@ -114,7 +114,7 @@ class Loader:
         warn: Callable[[str], None] = lambda message: None,
         keep_pixels: bool = True,
     ) -> None:
-        """``keep_pixels`` says that images are kept decoded for later epochs, where there is disk for it."""
+        """``keep_pixels`` keeps decoded images for later epochs, where there is disk for it."""
         self._prepared = prepared
         self.rank, self.world_size = (rank, world_size) if prepared.split else (0, 1)
         self.rows = prepared.rows
@@ -122,7 +122,7 @@ class Loader:
         self._lanes = lanes or prepared.lanes
         self._memory = memory_bytes
         self._warn = warn
-        self._told_of_holes = False
+        self._warned_of_missing_rows = False
         self._threads = max(1, min(_MOST_THREADS, _usable_cores() // max(1, local_world_size)))
         inspected = prepared.inspected
         parts = inspected.plan.parts
@@ -134,7 +134,7 @@ class Loader:
             threads=self._threads,
             warn=warn,
         )
-        #: Of each part, where its pixels are kept.
+        #: The pixel cache of each part.
         self._pixels = [
             _make_pixels(self._store, inspected, number, keep_pixels) for number in range(len(parts))
         ]
@@ -155,7 +155,7 @@ class Loader:
 
     @property
     def store(self) -> BlockStore:
-        """Where decoded blocks are."""
+        """The store of decoded blocks."""
         return self._store
 
     @property
@@ -164,16 +164,16 @@ class Loader:
 
     @property
     def images_decoded(self) -> int:
-        """How many images this process has decoded, of those that are kept where there is room."""
+        """Number of cacheable images decoded by this process."""
         return sum(pixels.counters.decoded for pixels in self._pixels)
 
     @property
     def images_found(self) -> int:
-        """How many images were decoded already, by this process or another one of the node."""
+        """Number of images found decoded, by this process or another one of the node."""
         return sum(pixels.counters.found for pixels in self._pixels)
 
     def order(self, epoch: int, shuffle: Shuffle | None = None) -> EpochOrder:
-        """The order of an epoch."""
+        """Return the order of an epoch."""
         kind = self._prepared.shuffle if shuffle is None else shuffle
         with self._ordering:
             found = self._orders.get((epoch, kind))
@@ -186,7 +186,7 @@ class Loader:
             return found
 
     def epoch(self, epoch: int, position: int, cut: Cut[T]) -> Pipeline[Any, Any]:
-        """The batches of this rank from ``position`` to the end of an epoch, as lists of :class:`ReadyBatch`."""
+        """Return this rank's batches from ``position`` to the end of an epoch, as lists of :class:`ReadyBatch`."""
         order = self.order(epoch, cut.shuffle)
         mine = min(order.lanes, order.lanes // self.world_size + 2) if cut.global_batch >= order.lanes else 0
         open_at_once = 2 * (mine or order.lanes) + 8
@@ -211,7 +211,7 @@ class Loader:
         for pixels in self._pixels:
             pixels.close()
 
-    # -- which rows
+    # -- choosing rows
 
     def _steps(self, epoch: int, position: int, cut: Cut[T]) -> Iterator[_Step]:
         count = steps_left(self.rows, position, cut.global_batch, cut.tail)
@@ -221,7 +221,7 @@ class Loader:
             position = end
 
     def _step(self, epoch: int, start: int, end: int, cut: Cut[T]) -> _Step:
-        """This rank's part of the slots from ``start`` to ``end``; below 0 are those of earlier epochs."""
+        """Return this rank's part of the slots from ``start`` to ``end``; slots below 0 belong to earlier epochs."""
         pieces: list[tuple[int, Ints]] = []
         at = start
         while at < end:
@@ -238,10 +238,10 @@ class Loader:
             return _Step(((pieces[0][0], pieces[0][1][:1]),), end, 0.0)
         return _Step(tuple(_between(pieces, low, high)), end, weight)
 
-    # -- how much at a time
+    # -- amount of work at a time
 
     def _steps_at_once(self, cut: Cut[T]) -> int:
-        """How many steps are gathered together: several where rows are narrow and nothing is done to them."""
+        """Return the number of steps gathered together: several where rows are narrow and not transformed."""
         if any(runner.does_anything for runner in self._runners):
             return 1
         rows_of_step = max(1, cut.global_batch // self.world_size)
@@ -257,7 +257,7 @@ class Loader:
         )
 
     def _building_threads(self) -> int:
-        """Copying rows holds Python's lock too often for a second thread to help; what is done to them may not."""
+        """Return the number of threads. Copying rows holds the GIL too often for a second one; transforming may not."""
         if all(runner.keeps_threads_busy for runner in self._runners):
             return 1
         return max(self._threads, *(runner.processes for runner in self._runners))
@@ -268,7 +268,7 @@ class Loader:
         return max(nbytes / max(1, sum(block.rows for fact in facts for block in fact.blocks)), 1.0)
 
     def _depth(self, cut: Cut[T], at_once: int) -> int:
-        """How many pieces of work may be under way or waiting, within half of the memory."""
+        """Return how many work items may be under way or waiting, within half of the memory."""
         wanted = self._building_threads() + -(-cut.prefetch // at_once)
         nbytes = self._row_bytes() * at_once * max(1, cut.global_batch // self.world_size)
         return max(1, min(wanted, int(self._memory / 2 / nbytes)))
@@ -278,22 +278,22 @@ class Loader:
             yield from self._located([group], cut)
 
     def _with_blocks_ahead(self, groups: Iterator[list[_Step]], cut: Cut[T]) -> Iterator[_Work]:
-        """The work of each group, while the blocks of those that follow are being decoded."""
+        """Yield the work of each group, while the blocks of the following groups are being decoded."""
         for work in self._located(itertools.islice(groups, 1), cut):
-            self._store.ahead(
+            self._store.prefetch(
                 self._reader.blocks_of(work.pieces)
-            )  # nothing else comes before the first batch
+            )  # the first batch comes before anything else
             yield work
         works = self._located(itertools.islice(groups, _DECODE_AHEAD), cut)
         while works:
             following = self._located(itertools.islice(groups, _DECODE_AHEAD), cut)
             wanted = [block for work in (*works, *following) for block in self._reader.blocks_of(work.pieces)]
-            self._store.ahead(list(dict.fromkeys(wanted)))
+            self._store.prefetch(list(dict.fromkeys(wanted)))
             yield from works
             works = following
 
     def _located(self, groups: Iterable[list[_Step]], cut: Cut[T]) -> list[_Work]:
-        """What is to be read for each group. The rows of all of them are looked up together where that is possible."""
+        """Locate the rows of each group; those of all groups together where that is possible."""
         chosen = list(groups)
         pieces = [_joined(group) for group in chosen]
         epochs = {epoch for found in pieces for epoch, _ in found}
@@ -317,11 +317,11 @@ class Loader:
     # -- batches
 
     def _build(self, work: _Work, cut: Cut[T]) -> list[ReadyBatch[T]]:
-        """The batches of some steps."""
+        """Return the batches of some steps."""
         group = work.steps
         rows, counts = self._read(work.pieces, cut.python_text)
         if counts is not None and cut.in_step:
-            self._tell_of_holes()
+            self._warn_of_missing_rows()
         if len(group) == 1 and len(rows):
             return [self._ready(rows, cut, group[0])]
         ends = np.arange(len(rows) + 1) if counts is None else np.concatenate([[0], np.cumsum(counts)])
@@ -341,10 +341,10 @@ class Loader:
     def _ready(rows: Rows, cut: Cut[T], step: _Step) -> ReadyBatch[T]:
         return ReadyBatch(cut.convert(rows), step.position, step.weight, len(rows), rows.nbytes)
 
-    def _tell_of_holes(self) -> None:
-        """Say once that rows of a step are not as many as the step was cut to have."""
-        told, self._told_of_holes = self._told_of_holes, True
-        if not told:
+    def _warn_of_missing_rows(self) -> None:
+        """Warn once that steps have fewer rows than they were cut to have."""
+        was_warned, self._warned_of_missing_rows = self._warned_of_missing_rows, True
+        if not was_warned:
             self._warn(
                 "A function leaves rows out or adds some, so batches differ in size, and the weight of each rank's "
                 "gradient counts rows before that. Every row still comes once per epoch. For even batches call "
@@ -364,7 +364,7 @@ class Loader:
         return concat_rows([rows for rows, _ in read]), np.concatenate(counts)
 
     def _filler(self, step: _Step, cut: Cut[T]) -> Rows:
-        """One row that counts nothing, for a rank of which a filter has left no row in this step."""
+        """Return one row without weight, for a rank that a filter has left without a row in this step."""
         epoch, slots = step.slots[-1]
         for first in range(0, self.rows, _FILLER_SLOTS):
             around = (
@@ -382,7 +382,7 @@ class Loader:
 def stream(
     plan: Plan, *, batch_rows: int = 1024, observe: Callable[[Loader], None] | None = None
 ) -> Iterator[Rows]:
-    """All rows of a plan in its order, read by this process alone; memory is bounded whatever the size of the data.
+    """Yield all rows of a plan in its order, read by this process alone, in bounded memory.
 
     ``observe`` is given the loader before it begins.
     """
@@ -416,7 +416,7 @@ class Budgets(TypedDict):
 
 
 def budgets_alone(prepared: Prepared, directory: str) -> Budgets:
-    """What a process that reads alone may use: no disk where every block is read once, one after the other."""
+    """Return the budgets of a process that reads alone: no disk where every block is read once, in sequence."""
     largest = max(
         (block.nbytes for part in prepared.inspected.plan.parts for block in part.source.inspect().blocks),
         default=0,
@@ -429,7 +429,7 @@ def budgets_alone(prepared: Prepared, directory: str) -> Budgets:
 
 
 def default_disk_bytes(directory: str) -> int:
-    """A quarter of what is free where ``directory`` is or will be."""
+    """Return a quarter of the free disk at ``directory``, which need not exist yet."""
     place = os.path.abspath(directory)
     while not os.path.isdir(place):
         place = os.path.dirname(place)
@@ -437,7 +437,7 @@ def default_disk_bytes(directory: str) -> int:
 
 
 def _in_groups(steps: Iterator[_Step], most: int) -> Iterator[list[_Step]]:
-    """Steps in groups that grow to ``most``: the first batch is there soon. Carried rows stay by themselves."""
+    """Yield steps in groups that grow to ``most``, for a quick first batch. Carried rows stay by themselves."""
     size = 1
     group: list[_Step] = []
     for step in steps:
@@ -456,14 +456,14 @@ def _in_groups(steps: Iterator[_Step], most: int) -> Iterator[list[_Step]]:
 
 
 def _joined(group: list[_Step]) -> list[tuple[int, Ints]]:
-    """(epoch, slots) of a group: those of one epoch together, in order."""
+    """Return (epoch, slots) of a group: those of one epoch together, in order."""
     if len(group) == 1:
         return list(group[0].slots)
     return [(group[0].slots[0][0], np.concatenate([step.slots[0][1] for step in group]))]
 
 
 def _between(pieces: list[tuple[int, Ints]], low: int, high: int) -> Iterator[tuple[int, Ints]]:
-    """Elements ``low`` to ``high`` of the pieces laid end to end."""
+    """Yield elements ``low`` to ``high`` of the concatenated pieces."""
     at = 0
     for epoch, slots in pieces:
         part = slots[max(low - at, 0) : max(high - at, 0)]

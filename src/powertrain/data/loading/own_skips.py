@@ -1,7 +1,7 @@
 """Loops that skip, after a restart, the batches that they have trained on before.
 
-The data do that already: an epoch goes on behind the last batch before the checkpoint. A loop that skips as many
-batches again loses their rows without a word, so it is stopped.
+The data layer does that already: an epoch resumes behind the last batch before the checkpoint. A loop that skips as
+many batches again would silently lose their rows, so it is stopped.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from powertrain.errors import DataError
 
 @dataclass(frozen=True)
 class ResumedEpoch:
-    """An epoch that goes on in its middle: ``skipped`` of its ``total`` batches were consumed before the restart."""
+    """An epoch that resumes in its middle: ``skipped`` of its ``total`` batches were consumed before the restart."""
 
     epoch: int
     skipped: int
     total: int
 
     def described(self, name: str) -> str:
-        """Say where the dataset ``name`` goes on."""
+        """Return a sentence on where the dataset ``name`` resumes."""
         return (
             f"data: resuming epoch {self.epoch} of {name!r} at batch {self.skipped} of {self.total}; batches already "
             "consumed are skipped for you"
@@ -30,27 +30,27 @@ class ResumedEpoch:
 class SkipWatch:
     """Counts the batches of one dataset that are drawn without an optimizer step between them.
 
-    A loop skips by itself where it draws as many as were skipped for it (or all that are left, where those are fewer)
-    without a step, and never drew so many before the restart. So datasets that are read without steps (for an
-    evaluation, or with a framework whose steps are not known) and accumulated gradients are told from it.
+    A loop skips by itself if it draws as many batches as were skipped for it (or all that are left, where those are
+    fewer) without a step, and never drew so many before the restart. This distinguishes it from datasets that are read
+    without steps (for an evaluation, or with a framework whose steps are not known) and from accumulated gradients.
     """
 
     def __init__(self, name: str, known: int | None = None) -> None:
         """``known`` is :attr:`longest` of the attempt that made the checkpoint, if the checkpoint has it."""
         self._name, self._known = name, known
-        #: The most batches that were drawn without a step between them, counted when the next one was requested. None
-        #: as long as there was no step between any of them: nothing follows from a loop that never makes one.
+        #: The most batches drawn without a step between them, counted when the next one was requested. None as long as
+        #: there was no step between any of them: a loop without steps proves nothing.
         self.longest = known
         self._longest = known or 0
         self._steps, self._drawn, self._left = -1, 0, 0
         self._resumed: ResumedEpoch | None = None
 
     def resume(self, resumed: ResumedEpoch) -> None:
-        """The iteration that begins now goes on in mid-epoch."""
+        """Note that the iteration that begins now resumes in mid-epoch."""
         self._resumed, self._drawn, self._left = resumed, 0, resumed.total - resumed.skipped
 
     def request(self, steps: int) -> None:
-        """A batch is requested, or the end of an epoch is met, after ``steps`` optimizer steps of this process.
+        """Record a request for a batch, or the end of an epoch, after ``steps`` optimizer steps of this process.
 
         Raises:
             DataError: The loop skips batches that were skipped for it.
@@ -72,7 +72,7 @@ class SkipWatch:
             self.longest = self._longest
 
     def draw(self) -> None:
-        """What was requested is handed out."""
+        """Record that the requested batch is handed out."""
         self._drawn += 1
         self._left -= 1
 

@@ -1,4 +1,4 @@
-"""Work that is done ahead on threads and given out in order."""
+"""Work that is done ahead on threads and returned in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def do(work: Callable[[P], R], task: P) -> R:
 
 
 class _Shared(Generic[P, R]):
-    """What the threads know; not the pipeline itself, so that it can be dropped while they wait."""
+    """The state shared with the threads, apart from the pipeline, so that it can be dropped while they wait."""
 
     def __init__(self, tasks: Iterator[P], work: Callable[[P], R], depth: int) -> None:
         self.tasks, self.work, self.depth = tasks, work, depth
@@ -38,7 +38,7 @@ class _Shared(Generic[P, R]):
         self.planning = threading.Lock()
         self.results: dict[int, Union[R, _Failed]] = {}
         self.begun = self.given = 0
-        #: Number of the task after the last one, once that is known.
+        #: Number of tasks, once that is known.
         self.end: int | None = None
         self.closed = False
 
@@ -46,7 +46,7 @@ class _Shared(Generic[P, R]):
         return self.closed or self.end is not None or self.begun - self.given < self.depth
 
     def run(self) -> None:
-        """One thread's life: take the next task, do it, put its result where it belongs."""
+        """Take tasks and store their results until there are no more; the main function of each thread."""
         while (taken := self._take()) is not None:
             number, task = taken
             result: Union[R, _Failed]
@@ -55,7 +55,7 @@ class _Shared(Generic[P, R]):
             except BaseException as error:
                 result = _Failed(error)
             self._put(number, result)
-            # Nothing of a task may outlive it in a thread that waits for the next.
+            # No reference to a task may outlive it in a thread that waits for the next.
             del taken, task, result
 
     def _take(self) -> tuple[int, P] | None:
@@ -106,11 +106,11 @@ class _Shared(Generic[P, R]):
 
 
 class Pipeline(Generic[P, R]):
-    """Iterates over ``work(task)`` for each task, in order, at most ``depth`` of them begun and not yet given out.
+    """Iterates over ``work(task)`` for each task, in order, with at most ``depth`` of them begun and not yet consumed.
 
-    Tasks are drawn on the threads too, one at a time. With no threads the work is done when it is asked for. An error
-    of a task is raised where its result would have come. Threads end when the last result is given out, by
-    :meth:`close`, or when the pipeline is dropped.
+    Tasks are drawn on the threads too, one at a time. Without threads the work is done on request. An error of a task
+    is raised in place of its result. Threads end after the last result, by :meth:`close`, or when the pipeline is
+    dropped.
     """
 
     def __init__(self, tasks: Iterator[P], work: Callable[[P], R], *, threads: int, depth: int) -> None:
@@ -134,7 +134,7 @@ class Pipeline(Generic[P, R]):
         return self._shared.get()
 
     def close(self) -> None:
-        """No more results; the threads end as soon as they have done what they are at."""
+        """End the iteration; the threads end after their current task."""
         self._alone = (iter(()), self._shared.work) if self._alone else None
         self._finalizer()
         if threading.current_thread() not in self._threads:

@@ -2,13 +2,13 @@
 
 One file of the node's cache for each column that is decoded::
 
-    header             JSON: the shape and type of one image, which the first one to be decoded has settled
-    one byte per row   1 where the pixels of that row are there
+    header             JSON: the shape and type of one image, fixed by the first decoded one
+    one byte per row   1 where the pixels of that row are present
     pixels of row 0, pixels of row 1, …
 
-Any number of ranks and threads read and write it at once. Pixels are written before the byte that says so, by calls
-that fail where the disk is full, and are read through a mapping. Who is killed in between leaves a row that is not
-there; two that write the same row write the same. The file is sparse: it takes the disk that its rows do, but counts
+Any number of ranks and threads read and write it at once. Pixels are written before their flag byte, by calls that
+fail where the disk is full, and are read through a mapping. A process killed in between leaves an absent row; two
+processes that write the same row write the same bytes. The file is sparse: it takes the disk of its rows, but counts
 in full within the budget. It is made only if all rows fit. Without it, and for rows that do not fit into it (another
 shape, no image at all), images are decoded whenever they are needed.
 """
@@ -35,14 +35,14 @@ from powertrain.data.plan.order import Ints
 if TYPE_CHECKING:
     from powertrain.data.plan.plan import Block
 
-#: Changes with the form of the files, so that no version reads those of another.
+#: Version of the files' format; a process never reads files of another version.
 _FORM = 1
-#: Where the bytes of the rows begin; pixels begin at a multiple of it.
+#: Offset of the flag bytes; pixels begin at a multiple of it.
 _PAGE = 4096
 
 
 class RowsOfPart:
-    """The rows of one part of a plan, counted by themselves: the numbers of rows count over all parts."""
+    """The rows of one part of a plan with numbers of their own: row numbers of a plan count over all parts."""
 
     def __init__(self, blocks: Sequence[Block], part: int) -> None:
         rows = np.array([block.rows for block in blocks], np.int64)
@@ -51,11 +51,11 @@ class RowsOfPart:
         self._own_firsts = np.cumsum(rows * own) - rows * own
         self._is_whole = bool(own.all())
         self.count = int((rows * own).sum())
-        #: Which rows of the source they are, as text.
+        #: Text that identifies these rows of the source.
         self.key = str([(block.index, block.start, block.rows) for block in blocks if block.part == part])
 
     def places(self, numbers: Ints) -> Ints:
-        """The place of each row, from 0 to ``count``, by its number among the rows of all parts."""
+        """Return the place of each row, from 0 to ``count``, by its number among the rows of all parts."""
         if self._is_whole:
             return numbers
         blocks = np.searchsorted(self._firsts, numbers, side="right") - 1
@@ -64,7 +64,7 @@ class RowsOfPart:
 
 @dataclass(frozen=True)
 class KeptColumn:
-    """What pixels are of: a column of the source, and what it is decoded to."""
+    """A column of the source and its decoding, which together identify its pixels."""
 
     name: str
     size: tuple[int, int] | None
@@ -73,9 +73,9 @@ class KeptColumn:
 
 @dataclass
 class ImageCounters:
-    """What was done to the images of a part. Read at any time, from any thread."""
+    """Counters of a part's images. Readable at any time, from any thread."""
 
-    #: How many this process has decoded, and how many it found decoded.
+    #: Images that this process has decoded, and images that it found decoded.
     decoded: int = 0
     found: int = 0
 
@@ -87,14 +87,14 @@ class PixelCache:
         self, directory: CacheDirectory | None, identity: str, blocks: Sequence[Block], part: int
     ) -> None:
         """``identity`` is the same for the same data (see ``BlockStore.identity``), ``blocks`` are those of the whole
-        plan. Nothing is kept without a directory."""
+        plan. Without a directory images are not kept."""
         self._directory, self._identity = directory, identity
         self._blocks, self._part = blocks, part
         self.counters = ImageCounters()
         self._all: list[KeptImages] = []
 
     def images(self, column: KeptColumn) -> KeptImages:
-        """The images of one column, each of which is a row of the source as it is stored there."""
+        """Return the images of one column, each of which is a row as stored in the source."""
         rows = RowsOfPart(self._blocks, self._part)
         key = repr((_FORM, rows.key, column, _pillow_version()))
         name = f"{self._identity}-{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}"
@@ -103,24 +103,24 @@ class PixelCache:
         return images
 
     def close(self) -> None:
-        """Let go of all files, which stay."""
+        """Close all files, which stay on disk."""
         for images in self._all:
             images.close()
 
 
 class KeptImages:
-    """The images of one column, as far as they are decoded."""
+    """The decoded images of one column."""
 
     def __init__(
         self, directory: CacheDirectory | None, name: str, rows: RowsOfPart, counters: ImageCounters
     ) -> None:
         self._directory, self._name, self._rows, self._counters = directory, name, rows, counters
         self._changing = threading.Lock()
-        #: None until it is found or made, and for good where there is no room for it.
+        #: None until it is found or made, and permanently where there is no room for it.
         self._file: _PixelFile | None = None
 
     def of_rows(self, numbers: Ints) -> KeptRows:
-        """What there is of the rows of these numbers."""
+        """Return the decoded images among the rows of these numbers."""
         file = self._file or self._opened(None)
         return KeptRows(self, file, self._rows.places(numbers))
 
@@ -130,7 +130,7 @@ class KeptImages:
             self._counters.found += found
 
     def keep(self, place: int, image: npt.NDArray[Any]) -> None:
-        """Write an image that was decoded, if there is room for it."""
+        """Write a decoded image, if there is room for it."""
         self.count(decoded=1)
         file = self._file or self._opened(image)
         if file is not None:
@@ -141,7 +141,7 @@ class KeptImages:
             self._directory = self._file = None
 
     def _opened(self, first: npt.NDArray[Any] | None) -> _PixelFile | None:
-        """The file; where there is none, it is made for images like ``first``, if that is one."""
+        """Return the file; if absent, make it for images like ``first``, if one is given."""
         with self._changing:
             if self._file is not None or self._directory is None:
                 return self._file
@@ -159,47 +159,47 @@ class KeptImages:
 
 
 class KeptRows:
-    """What there is of some rows at one moment."""
+    """The decoded images among some rows at one moment."""
 
     def __init__(self, images: KeptImages, file: _PixelFile | None, places: Ints) -> None:
         self._images, self._file, self._places = images, file, places
         present = np.zeros(len(places), bool) if file is None else file.present[places]
-        #: Which of the rows are there, and which are not.
+        #: Indices of the rows that are present, and of those that are not.
         self.there: Ints = np.flatnonzero(present)
         self.missing: Ints = np.flatnonzero(~present)
         images.count(found=len(self.there))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image. Only where some are there."""
+        """Shape of one image. Only where some are present."""
         assert self._file is not None
         return self._file.pixels.shape[1:]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Only where some are there."""
+        """Type of one image. Only where some are present."""
         assert self._file is not None
         return self._file.pixels.dtype
 
     def copy(self, indices: Ints, into: npt.NDArray[Any]) -> None:
-        """Copy these of the rows, at least one, which are there, to their indices in ``into``. They are sorted."""
+        """Copy rows that are present, at least one, to their indices in ``into``. ``indices`` are sorted."""
         assert self._file is not None
         pixels, places = self._file.pixels, self._places[indices]
         low, high = int(indices[0]), int(indices[-1]) + 1
         if high - low == len(indices):
-            # Straight into place: numpy would copy once more with mode="raise".
+            # Directly into place: numpy would copy once more with mode="raise".
             np.take(pixels, places, axis=0, out=into[low:high], mode="clip")
         else:
             into[indices] = pixels[places]
 
     def keep(self, index: int, image: npt.NDArray[Any]) -> None:
-        """Keep what one of the rows was decoded to."""
+        """Keep the decoded image of one of the rows."""
         self._images.keep(int(self._places[index]), image)
 
 
 @dataclass(frozen=True)
 class _Form:
-    """How large a file is, and where in it pixels are."""
+    """Layout of a file: its size, and the offsets of pixels."""
 
     rows: int
     shape: tuple[int, ...]
@@ -222,7 +222,7 @@ class _Form:
 
     @classmethod
     def read(cls, header: bytes) -> _Form:
-        """Raises ValueError where it is no header."""
+        """Read a header. Raises ValueError where it is not valid."""
         found = json.loads(header.rstrip(b"\0"))
         return cls(found["rows"], tuple(found["shape"]), np.dtype(found["dtype"]))
 
@@ -231,9 +231,9 @@ class _PixelFile:
     """An open file. Its descriptor is closed with the object, never while a thread may still write to it."""
 
     def __init__(self, descriptor: int, rows: int) -> None:
-        """Raises ValueError or OSError where it cannot be used."""
+        """Raise ValueError or OSError where it cannot be used."""
         closing = weakref.finalize(self, os.close, descriptor)
-        closing.atexit = False  # threads may still be at it then
+        closing.atexit = False  # threads may still use it then
         self._descriptor = descriptor
         mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         self._form = form = _Form.read(mapped[:_PAGE])
@@ -261,6 +261,6 @@ class _PixelFile:
 def _pillow_version() -> str:
     try:
         from PIL import __version__
-    except ImportError:  # said by who decodes, once there is something to decode
+    except ImportError:  # reported on decoding, once there is an image to decode
         return ""
     return __version__

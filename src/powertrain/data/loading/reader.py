@@ -1,4 +1,4 @@
-"""Rows of any slots of an epoch, after everything that is to be done to them."""
+"""Rows of any slots of an epoch, after all operations."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 V = TypeVar("V")
-#: Rows that a batch-wise operation has made and that wait for their turn take up about this many bytes of the source.
+#: Rows made by a batch-wise operation and not yet read take about this many bytes of the source.
 _WAITING_BYTES = 16 * 2**20
-#: No batch of a batch-wise operation is cut below this many rows for that.
+#: A batch of a batch-wise operation is never cut below this many rows for that.
 _FEWEST_ROWS = 16
 
 
 @dataclass(frozen=True)
 class LocatedSlots:
-    """Slots of an epoch, and where their rows are."""
+    """Slots of an epoch, and the location of their rows."""
 
     order: EpochOrder
     slots: Ints
     located: Located
 
     def between(self, low: int, high: int) -> LocatedSlots:
-        """Those from ``low`` to before ``high``."""
+        """Return the slots from ``low`` to before ``high``."""
         located = Located(self.located.blocks[low:high], self.located.offsets[low:high])
         return LocatedSlots(self.order, self.slots[low:high], located)
 
 
 class RowReader:
-    """Reads rows of a dataset for one rank: holds what its epochs share."""
+    """Reads rows of a dataset for one rank: holds the state shared by its epochs."""
 
     def __init__(self, inspected: Inspected, store: BlockStore, runners: Sequence[Runner]) -> None:
         """``runners`` has one for each part of the plan."""
@@ -59,19 +59,19 @@ class RowReader:
         self._chunks: _Recent[tuple[int, int, int], Applied] = _Recent()
 
     def blocks_of(self, pieces: Iterable[LocatedSlots]) -> list[tuple[int, int]]:
-        """(part, block of its source) that these need, in the order in which they need them first."""
+        """Return the (part, block of its source) needed by these pieces, in order of first use."""
         numbers = [number for piece in pieces for number in _first_of_each(piece.located.blocks)]
         return [(self._inspected.blocks[n].part, self._inspected.blocks[n].index) for n in numbers]
 
     def expect(self, blocks: int, slots: int) -> None:
-        """How many blocks are in use at a time, and slots of a lane between two visits: what is kept follows."""
+        """Set the number of blocks in use at a time, and of a lane's slots between two visits: they size the caches."""
         self._views.most = blocks
         self._chunks.most = slots
 
     def read(self, piece: LocatedSlots, python_text: bool = False) -> tuple[Rows, Ints | None]:
-        """The rows of these slots in this order, and how many each has become; None for one each.
+        """Return the rows of these slots in this order, and the number that each has become; None for one each.
 
-        ``python_text`` says that text is wanted as Python's strings; it comes so where nothing is done to the rows.
+        ``python_text`` asks for text as Python strings; rows without operations are returned so.
         """
         order, slots, located = piece.order, piece.slots, piece.located
         if python_text and len(self._runners) == 1 and not self._runners[0].does_anything:
@@ -87,7 +87,7 @@ class RowReader:
     def _read_parts(
         self, present: Ints, parts: Ints, order: EpochOrder, slots: Ints, blocks: Ints, offsets: Ints
     ) -> tuple[Rows, Ints | None]:
-        """Rows of several parts: each part's on its own, then put in order."""
+        """Return rows of several parts: each part read on its own, then merged in order."""
         from powertrain.data.rows.gather import concat_rows, take_rows
 
         read, counts = [], np.ones(len(slots), np.int64)
@@ -113,9 +113,9 @@ class RowReader:
         return applied.rows, applied.counts
 
     def chunk_rows(self, part: int, order: EpochOrder) -> int:
-        """How many rows a batch-wise operation of this part gets at a time; 0 where there is none.
+        """Return the rows that a batch-wise operation of this part gets at a time; 0 where there is no such operation.
 
-        It follows from the data and the operation, never from the number of ranks.
+        The number follows from the data and the operation, never from the number of ranks.
         """
         size = self._runners[part].batch_size
         if size is None:
@@ -128,7 +128,7 @@ class RowReader:
         return max(min(size, fitting), min(size, _FEWEST_ROWS))
 
     def _read_chunks(self, part: int, order: EpochOrder, slots: Ints, size: int) -> tuple[Rows, Ints | None]:
-        """Rows that were computed with their neighbours: each chunk once, then what was asked for of it."""
+        """Return rows that are computed with their neighbours: each chunk once, then the requested rows of it."""
         from powertrain.data.rows.gather import concat_rows, take_rows
 
         firsts = order.chunks(slots, size)
@@ -149,7 +149,7 @@ class RowReader:
         return take_rows(concat_rows(read), ordered), None if exact else counts
 
     def _compute(self, part: int, order: EpochOrder, chunks: list[Ints]) -> Iterable[Applied]:
-        """What has become of each chunk; as many at a time as there are processes to do it."""
+        """Yield the result of each chunk; as many at a time as there are processes."""
         at_once = min(self._runners[part].processes, len(chunks))
         if at_once < 2:
             return (self._chunk(part, order, members) for members in chunks)
@@ -164,7 +164,7 @@ class RowReader:
         return self._chunks.get((part, order.epoch, int(members[0])), compute)
 
     def _own(self, part: int, order: EpochOrder, members: Ints) -> Ints:
-        """Those of the slots whose rows belong to a part: rows of another have other columns and another fate."""
+        """Return the slots whose rows belong to a part: rows of another have other columns and operations."""
         if len(self._runners) == 1:
             return members
         own: Ints = members[self._part_of_block[order.locate(members).blocks] == part]
@@ -173,15 +173,15 @@ class RowReader:
     def _gather(self, blocks: Ints, offsets: Ints, *, python_text: bool = False) -> Rows:
         from powertrain.data.rows.gather import gather
 
-        # Rows of a block mostly follow each other: runs of them are fewer than rows by far.
+        # Rows of a block mostly follow each other: there are far fewer runs than rows.
         starts = np.concatenate([[0], np.flatnonzero(blocks[1:] != blocks[:-1]) + 1])
         used, which_run = np.unique(blocks[starts], return_inverse=True)
         which = np.repeat(which_run, np.diff(starts, append=len(blocks)))
         views = [self._view(int(block)) for block in used]
         rows, numbers = offsets + self._starts[blocks], offsets + self._firsts[blocks]
         gathered = gather(views, which, rows, numbers, python_text=python_text)
-        # A block that had to leave the store's memory must not stay there because it was looked at.
-        self._views.drop(self._store.gone(self._views.keys()))
+        # A block evicted from the store's memory must not stay alive through its view.
+        self._views.drop(self._store.evicted(self._views.keys()))
         return gathered
 
     def _view(self, number: int) -> BlockView:
@@ -194,26 +194,26 @@ class RowReader:
         )
 
     def forget(self) -> None:
-        """Let go of everything that is kept between reads."""
+        """Release everything that is kept between reads."""
         for key in self._views.clear():
             self._store.release(*key)
         self._chunks.clear()
 
 
 class _Recent(Generic[K, V]):
-    """The values used last, each made once even if several threads ask for it at once."""
+    """The most recently used values, each made once even if several threads request it at once."""
 
     def __init__(self) -> None:
-        #: How many are kept.
+        #: Number of values to keep.
         self.most = 1
         self._lock = threading.Lock()
         self._kept: OrderedDict[K, _Slot[V]] = OrderedDict()
 
     def get(self, key: K, make: Callable[[], V], dropped: Callable[[K], None] = lambda key: None) -> V:
-        """The value of ``key``, made by ``make`` where it is not kept; ``dropped`` is told which one left for it."""
+        """Return the value of ``key``, made by ``make`` if absent; ``dropped`` is called with each evicted key."""
         slot = self._kept.get(key)
         if slot is not None and slot.value is not None:  # the usual case, without a lock
-            with contextlib.suppress(KeyError):  # it may have to leave at this very moment
+            with contextlib.suppress(KeyError):  # it may be evicted at this very moment
                 self._kept.move_to_end(key)
             return slot.value
         gone: list[K] = []
@@ -239,13 +239,13 @@ class _Recent(Generic[K, V]):
             return list(self._kept)
 
     def drop(self, keys: Iterable[K]) -> None:
-        """Keep these no longer."""
+        """Remove these values."""
         with self._lock:
             for key in keys:
                 self._kept.pop(key, None)
 
     def clear(self) -> list[K]:
-        """Keep nothing; returns the keys of what was kept."""
+        """Remove all values and return their keys."""
         with self._lock:
             keys = list(self._kept)
             self._kept.clear()
@@ -259,12 +259,12 @@ class _Slot(Generic[V]):
 
 
 def _first_of_each(blocks: Ints) -> list[int]:
-    """Every block once, in the order of its first row."""
+    """Return every block once, in the order of its first row."""
     return list(dict.fromkeys(blocks[np.flatnonzero(np.diff(blocks, prepend=-1))].tolist()))
 
 
 def _expanded(counts: Ints, picked: Ints) -> Ints:
-    """Which rows came out for the ``picked`` rows that went in, where row i has become ``counts[i]`` rows."""
+    """Return the indices of the output rows of the ``picked`` input rows, where row i has become ``counts[i]`` rows."""
     ends = np.cumsum(counts)
     made = counts[picked]
     before = np.repeat(ends[picked] - made, made)
@@ -273,7 +273,7 @@ def _expanded(counts: Ints, picked: Ints) -> Ints:
 
 
 def name_row(inspected: Inspected, number: int) -> str:
-    """Where row ``number`` of all rows is, for people."""
+    """Return the location of row ``number`` of all rows, for messages."""
     first = 0
     for block in inspected.blocks:
         if number < first + block.rows:

@@ -1,4 +1,4 @@
-"""Directories for the lifetime of one process, swept by the next one where a process was killed before it could.
+"""Directories for the lifetime of one process, removed by the next one if a process was killed before it could.
 
 A directory belongs to the process that holds the lock of the file in it. One whose lock is free was left behind.
 Sweeping touches only directories of this user, and never follows a symbolic link.
@@ -25,14 +25,14 @@ from powertrain.storage.files.private_roots import (
 )
 
 _LOCK = "owner.lock"
-#: Begins the name of a directory that is being made.
+#: Prefix of the name of a directory that is being made.
 _UNFINISHED = ".new-"
-#: Names of directories of single processes, of runs, and of the starts of a run in those. In a directory that the user
-#: has chosen for such data may be others, which are not ours to remove.
+#: Names of directories of single processes, of runs, and of the starts of a run in those. A directory chosen by the
+#: user may contain others, which must not be removed.
 _OF_PROCESS = re.compile(r"[0-9]{1,10}-[0-9a-f]{12}")
 _OF_RUN = re.compile(r"powertrain-[0-9a-f]{24}")
 _OF_START = re.compile(r"[0-9a-f]{24}")
-#: Tries to make a directory whose empty parent other processes remove meanwhile.
+#: Attempts to make a directory whose empty parent other processes remove meanwhile.
 _TRIES = 20
 
 
@@ -49,13 +49,13 @@ class Scratch:
         self._finalizer = weakref.finalize(self, _remove, self.path, lock, os.getpid())
 
     def close(self) -> None:
-        """Remove the directory and all that is in it."""
+        """Remove the directory with its contents."""
         self._finalizer()
 
 
 @contextlib.contextmanager
 def scratch_directory() -> Iterator[str]:
-    """A directory that is there inside the ``with``."""
+    """Make a directory for the duration of the ``with``."""
     scratch = Scratch()
     try:
         yield scratch.path
@@ -64,12 +64,12 @@ def scratch_directory() -> Iterator[str]:
 
 
 def scratch_root() -> Path:
-    """Return where such directories of this user are."""
+    """Return the parent of this user's scratch directories."""
     return lasting_root() / "data"
 
 
 def make_owned(path: str) -> int:
-    """Make a directory that this process owns until it closes the descriptor that is returned, or ends."""
+    """Make a directory that this process owns until it closes the returned descriptor, or exits."""
     parent, name = os.path.split(path)
     unfinished = os.path.join(parent, f"{_UNFINISHED}{secrets.token_hex(8)}")
     for attempt in range(_TRIES):
@@ -80,7 +80,7 @@ def make_owned(path: str) -> int:
         except (FileNotFoundError, FileExistsError):
             if attempt == _TRIES - 1:
                 raise
-    # Locked before it has its name, so that no sweep finds it there with a free lock.
+    # Locked before it gets its name, so that no sweep finds it there with a free lock.
     lock = os.open(os.path.join(unfinished, _LOCK), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(unfinished, os.path.join(parent, name))
@@ -119,7 +119,7 @@ def _sweep_run(root: int, name: str) -> None:
 
 
 def _own_directories(parent: int) -> list[str]:
-    """The names of directories in ``parent`` that belong to this user and are no links."""
+    """Return the names of directories in ``parent`` that belong to this user and are not links."""
     found = []
     with os.scandir(parent) as entries:
         names = [entry.name for entry in entries]
@@ -157,7 +157,7 @@ def _remove_if_left(parent: int, name: str, *, needs_lock: bool = True) -> None:
 
 
 def _remove(path: str, lock: int, owner: int) -> None:
-    if os.getpid() != owner:  # a forked child has a copy of the object, not the directory
+    if os.getpid() != owner:  # a forked child has a copy of the object, but does not own the directory
         return
     remove_quietly(path)
     os.close(lock)

@@ -1,4 +1,4 @@
-"""Calling a user's function on rows: its random numbers, and who is to blame when it fails."""
+"""Calls of a user's function on rows: random numbers, and the location of errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import numpy as np
 from powertrain.data.plan.order import Ints
 from powertrain.errors import DataError
 
-#: Below it lies this package.
+#: Directory of this package.
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 
 
@@ -31,30 +31,30 @@ def _one_after_the_other(function: Callable[[Any], Any], items: Iterable[Any]) -
 
 @dataclass(frozen=True)
 class Setting:
-    """What a call depends on beside its rows. Says nothing of ranks, threads or processes, but for the last two."""
+    """The inputs of a call beside its rows. Independent of ranks, threads and processes, but for the last two."""
 
     seed: int
     epoch: int
-    #: Which operation of the dataset it is: two of them draw different numbers for the same row.
+    #: Number of the operation in the dataset: two of them draw different numbers for the same row.
     position: int
-    #: True in a process that does one call at a time: the global generators are that call's alone, and seeded for it.
+    #: True in a process that does one call at a time: the global generators belong to that call, and are seeded for it.
     own_process: bool = False
-    #: ``[function(item) for item in items]``, on several threads where there are some.
+    #: ``[function(item) for item in items]``, on several threads where available.
     over: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]] = field(
         default=_one_after_the_other, repr=False
     )
 
     def words(self, number: int, copy: int) -> bytes:
-        """16 random bytes that belong to row ``number``, or to the ``copy``-th row that was made from it."""
+        """Return 16 random bytes of row ``number``, or of the ``copy``-th row that was made from it."""
         key = f"{self.seed}/{self.epoch}/{self.position}/{number}/{copy}"
         return hashlib.blake2b(key.encode(), digest_size=16, person=b"powertrain.rng").digest()
 
 
 class FunctionFailed(Exception):
-    """A function of the user's raised, or returned what cannot be used. Can be pickled whatever was raised.
+    """A user's function raised, or returned a value that cannot be used. Can be pickled, whatever was raised.
 
-    ``problem`` is what happened, ``number`` the row it happened on, ``rows`` how many rows the call had (0 where it had
-    none: the constructor of a class); ``file`` and ``line`` are the user's, or "" and 0. ``error`` is what was raised.
+    ``problem`` describes the error, ``number`` is the row, ``rows`` the number of rows of the call (0 for the
+    constructor of a class); ``file`` and ``line`` are the user's, or "" and 0. ``error`` is the raised exception.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class FunctionFailed(Exception):
         return self.problem
 
     def sentence(self, operation: str, name_row: Callable[[int], str]) -> str:
-        """The whole of it for the user: operation and function, row, line, what happened."""
-        # The text of a notebook's cells is known in the rank's own process only, so it is looked up here.
+        """Return the message for the user: operation and function, row, line, problem."""
+        # The text of a notebook's cells is only available in the rank's own process, so it is looked up here.
         source = linecache.getline(self.file, self.line).strip() if self.file else ""
         place = f" at {self.file}, line {self.line}" if self.file else ""
         place += f" ({source})" if source else ""
@@ -101,10 +101,10 @@ class Call:
         constructor_args: tuple[Any, ...] = (),
         constructor_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises :class:`FunctionFailed` where ``fn`` is a class and its constructor raises."""
+        """Raise :class:`FunctionFailed` where ``fn`` is a class and its constructor raises."""
         self._args, self._kwargs = args, dict(kwargs or {})
         self.file, _ = defined_at(fn)
-        #: Threads share the one instance of a class, which need not be made for that.
+        #: Threads share the one instance of a class, which need not be thread-safe.
         self._one_at_a_time = threading.Lock() if isinstance(fn, type) else None
         if isinstance(fn, type):
             try:
@@ -115,7 +115,7 @@ class Call:
         self._draws = "rng" not in self._kwargs and _takes_rng(fn)
 
     def __call__(self, argument: Any, setting: Setting, numbers: Ints, copy: int = 0) -> Any:
-        """What the function returns for ``argument``, which holds the rows of these numbers."""
+        """Return the function's result for ``argument``, which holds the rows of these numbers."""
         try:
             if self._one_at_a_time is None:
                 return self._fn(argument, *self._args, **self._keywords(setting, int(numbers[0]), copy))
@@ -125,11 +125,11 @@ class Call:
             raise self._failed(error, int(numbers[0]), len(numbers)) from error
 
     def failed(self, error: BaseException, numbers: Ints) -> FunctionFailed:
-        """To be raised where the function raised ``error`` while what it returned for these rows was drawn from it."""
+        """Return the error to raise where the function raised ``error`` while its result was iterated over."""
         return self._failed(error, int(numbers[0]), len(numbers))
 
     def returned(self, problem: str, numbers: Ints) -> FunctionFailed:
-        """To be raised where what was returned for these rows cannot be used."""
+        """Return the error to raise where the result for these rows cannot be used."""
         return FunctionFailed(problem, int(numbers[0]), len(numbers), *self._first_line())
 
     def _first_line(self) -> tuple[str, int]:
@@ -145,11 +145,11 @@ class Call:
 
     def _failed(self, error: BaseException, number: int, rows: int) -> FunctionFailed:
         file, line = users_line(error.__traceback__, self.file)
-        return FunctionFailed(said(error), number, rows, file, line, error)
+        return FunctionFailed(error_text(error), number, rows, file, line, error)
 
 
 def name_of(fn: Any) -> str:
-    """What to call a function in a message."""
+    """Return the name of a function for messages."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
@@ -174,18 +174,18 @@ def _seed_globals(words: bytes) -> None:
     """
     seed = int.from_bytes(words[:8], "little")
     random.seed(seed)
-    np.random.seed(seed >> 32)  # with more bits it would take longer than all the rest
+    np.random.seed(seed >> 32)  # more bits would take longer than all the rest
     torch = sys.modules.get("torch")
     if torch is not None:
-        # torch.manual_seed would also keep a note for CUDA, with a stack of where it was called, on every row.
+        # torch.manual_seed would also record a call for CUDA, with its stack, on every row.
         torch.default_generator.manual_seed(seed & (2**63 - 1))
 
 
-# --------------------------------------------------------------------------- blame
+# --------------------------------------------------------------------------- locating errors
 
 
-def said(error: BaseException) -> str:
-    """Type and message of an exception; a fault in its own ``__str__`` must not hide it."""
+def error_text(error: BaseException) -> str:
+    """Return type and message of an exception, also where its own ``__str__`` fails."""
     kind = type(error)
     name = kind.__qualname__
     if kind.__module__ not in ("builtins", "__main__"):
@@ -198,7 +198,7 @@ def said(error: BaseException) -> str:
 
 
 def defined_at(fn: Any) -> tuple[str, int]:
-    """File and line where a function, method, class or callable object is defined; ("", 0) where nobody knows."""
+    """Return file and line of the definition of a function, method, class or callable; ("", 0) if unknown."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     fn = inspect.unwrap(fn) if callable(fn) else fn
@@ -210,7 +210,7 @@ def defined_at(fn: Any) -> tuple[str, int]:
 
 
 def users_line(tb: TracebackType | None, file: str) -> tuple[str, int]:
-    """File and line of the innermost frame in ``file``, where the function is; else of the innermost not ours."""
+    """Return file and line of the innermost frame in ``file``, the function's; else of the innermost user frame."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(tb)]
     own = [place for place in frames if place[0] == file]
     others = [place for place in frames if not place[0].startswith(_OURS)]
@@ -218,7 +218,7 @@ def users_line(tb: TracebackType | None, file: str) -> tuple[str, int]:
 
 
 def users_place(error: BaseException, fn: Any) -> str:
-    """Where in the user's code ``fn`` raised ``error``: " at file, line 3 (source)", or "" if unknown."""
+    """Return where in the user's code ``fn`` raised ``error``: " at file, line 3 (source)", or "" if unknown."""
     file, line = users_line(error.__traceback__, defined_at(fn)[0])
     if not file:
         return ""
@@ -233,7 +233,7 @@ def call_collate(collate_fn: Callable[[Any], Any], batch: Any) -> Any:
         return collate_fn(batch)
     except (StopIteration, SystemExit) as error:
         raise DataError(
-            f"collate_fn {name_of(collate_fn)} failed{users_place(error, collate_fn)}: {said(error)}. Rows of the "
-            "epoch would be missing. Let it return a batch for any rows that it is given; a next() in it that may find "
-            "nothing needs a default."
+            f"collate_fn {name_of(collate_fn)} failed{users_place(error, collate_fn)}: {error_text(error)}. Rows of "
+            "the epoch would be missing. Let it return a batch for any rows that it is given; a next() in it that may "
+            "find nothing needs a default."
         ) from error

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FilterExpression(Operation):
-    """Rows stay for which an Arrow expression holds; a null counts as false."""
+    """Keeps the rows for which an Arrow expression holds; a null counts as false."""
 
     expression: pc.Expression
 
@@ -60,7 +60,7 @@ class FilterExpression(Operation):
 
 @dataclass(frozen=True)
 class SelectColumns(Operation):
-    """Only these columns, in this order."""
+    """Keeps only these columns, in this order."""
 
     columns: tuple[str, ...]
 
@@ -82,7 +82,7 @@ class SelectColumns(Operation):
 
 @dataclass(frozen=True)
 class DropColumns(Operation):
-    """All but these columns."""
+    """Removes these columns."""
 
     columns: tuple[str, ...]
 
@@ -106,7 +106,7 @@ class DropColumns(Operation):
 
 @dataclass(frozen=True, eq=False)
 class RenameColumns(Operation):
-    """Columns under other names, in the same order: a mapping of old to new, or the new names of all."""
+    """Renames columns in place: by a mapping of old to new, or by the new names of all."""
 
     names: Mapping[str, str] | Sequence[str]
 
@@ -118,7 +118,7 @@ class RenameColumns(Operation):
         names = self.names
         if isinstance(names, Mapping):
             return {names.get(name, name): stored for name, stored in columns.items()}
-        # Where some columns hold something else than what is stored, it is not known which place each has.
+        # Where some columns differ from the stored ones, the position of each is unknown.
         return dict(zip(names, columns.values(), strict=True)) if len(names) == len(columns) else {}
 
     def begin(self) -> Apply:
@@ -139,7 +139,7 @@ class RenameColumns(Operation):
 
 
 def renamed(columns: Sequence[str], names: Mapping[str, str] | Sequence[str]) -> list[str]:
-    """The new names of ``columns``. Raises :class:`DataError` unless each gets one of its own."""
+    """Return the new names of ``columns``. Raises :class:`DataError` unless they are unique."""
     if isinstance(names, Mapping):
         check_columns("rename_columns", names, columns)
         new = [names.get(name, name) for name in columns]

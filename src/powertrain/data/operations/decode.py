@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecodeImages(Operation):
-    """Columns of encoded images become arrays of pixels: (height, width, channels), or (height, width)."""
+    """Decodes columns of images to arrays of pixels: (height, width, channels), or (height, width)."""
 
     columns: tuple[str, ...]
     #: (height, width) to scale every image to.
     size: tuple[int, int] | None = None
-    #: Pillow's: "RGB", "L", …
+    #: A mode of Pillow: "RGB", "L", …
     mode: str | None = None
-    #: By column the pixels that this node has already. Only in a process that reads: it does not travel.
+    #: Cached pixels of this node by column. Set in reading processes only, never pickled.
     kept: Mapping[str, KeptImages] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class DecodeImages(Operation):
 
 
 def decoding_of(schema: pa.Schema) -> list[DecodeImages]:
-    """What decodes the columns that hold encoded images by their mark: see ``sources.base.IMAGES``."""
+    """Return the operations that decode the columns marked as images: see ``sources.base.IMAGES``."""
     wishes: dict[tuple[tuple[int, int] | None, str | None], list[str]] = {}
     for field_ in schema:
         mark = (field_.metadata or {}).get(IMAGES)
@@ -84,8 +84,8 @@ def decoding_of(schema: pa.Schema) -> list[DecodeImages]:
 def keeping_pixels(
     operations: Iterable[Operation], columns: Iterable[str], keep: Callable[[KeptColumn], KeptImages]
 ) -> list[Operation]:
-    """The same operations, where images that are in the data as they are stored are decoded once and then ``keep``
-    has them. ``columns`` are those of the source."""
+    """Return the same operations, with a cache from ``keep`` for images that are decoded as they are stored.
+    ``columns`` are those of the source."""
     from powertrain.data.loading.pixels import KeptColumn
 
     stored: Mapping[str, str] = {name: name for name in columns}

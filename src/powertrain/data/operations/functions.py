@@ -25,7 +25,7 @@ from powertrain.data.operations.returned import (
 from powertrain.data.rows.rows import Rows
 from powertrain.errors import ConfigError
 
-#: Rows of a batch where the user does not say.
+#: Default rows of a batch.
 BATCH_SIZE = 1024
 _FORMATS = ("numpy", "pandas", "pyarrow")
 
@@ -35,8 +35,8 @@ class _WithFunction(Operation):
     """An operation that calls ``fn(argument, *fn_args, **fn_kwargs)``.
 
     A class is instantiated once per process (on threads: once per rank, and called by one thread at a time) with its
-    constructor arguments. A function that has a parameter ``rng`` is given a generator that belongs to the row, or to
-    the first row of the batch.
+    constructor arguments. A parameter named ``rng`` gets a generator that belongs to the row, or to the first row of
+    the batch.
     """
 
     verb: ClassVar[str]
@@ -87,7 +87,7 @@ def _gives_callables(fn: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class MapRows(_WithFunction):
-    """Each row, a dict, becomes the dict that the function returns."""
+    """Replaces each row, a dict, by the dict that the function returns."""
 
     verb: ClassVar[str] = "map"
 
@@ -102,7 +102,7 @@ class MapRows(_WithFunction):
 
 @dataclass(frozen=True, eq=False)
 class FlatMap(_WithFunction):
-    """Each row, a dict, becomes the dicts that the function returns: none, one or more."""
+    """Replaces each row, a dict, by the dicts that the function returns: none, one or more."""
 
     verb: ClassVar[str] = "flat_map"
 
@@ -127,7 +127,7 @@ class FlatMap(_WithFunction):
 
 @dataclass(frozen=True, eq=False)
 class FilterRows(_WithFunction):
-    """Rows stay for which the function returns something true."""
+    """Keeps the rows for which the function returns a true value."""
 
     verb: ClassVar[str] = "filter"
 
@@ -151,12 +151,12 @@ class FilterRows(_WithFunction):
 
 @dataclass(frozen=True, eq=False)
 class MapBatches(_WithFunction):
-    """Batches of neighbours become the batches that the function returns, or yields."""
+    """Replaces batches of neighbouring rows by the batches that the function returns, or yields."""
 
     batch_size: int = BATCH_SIZE
-    #: What the function is given; it may return any of them.
+    #: Format of the function's batches; it may return any format.
     batch_format: str = "numpy"
-    #: Whether it may return another number of rows than it was given: Ray Data's ``udf_modifying_row_count``.
+    #: True where it may return another number of rows: Ray Data's ``udf_modifying_row_count``.
     changes_count: bool = True
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ class MapBatches(_WithFunction):
 
 
 def _each_row(call: Call, piece: RowPiece, setting: Setting) -> Iterator[tuple[int, Any]]:
-    """What the function returns for each row, with the row's place."""
+    """Yield the function's result for each row, with the row's place."""
     from powertrain.data.rows.formats import row_dicts
 
     numbers = piece.rows.numbers

@@ -1,4 +1,4 @@
-"""Encoded images to arrays of pixels. Pillow does the work, and lets other threads run while it does."""
+"""Decoding of images to arrays of pixels with Pillow, which releases the GIL meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from powertrain.data.loading.pixels import KeptRows
 
 
-#: Images that a thread takes at a time: handing them over costs little beside the work, and none waits long.
+#: Images that a thread takes at a time: dispatching them costs little beside the work, and none waits long.
 _DECODED_TOGETHER, _COPIED_TOGETHER = 4, 64
 
 #: Pillow's names of modes.
@@ -30,7 +30,7 @@ MODES = (
 
 
 def checked_mode(mode: Any) -> str | None:
-    """``mode`` where it is one of Pillow's; raises :class:`DataError` otherwise."""
+    """Return ``mode`` where it is one of Pillow's; raises :class:`DataError` otherwise."""
     if mode is not None and not (isinstance(mode, str) and mode in MODES):
         raise DataError(
             f"mode={shown(mode)} is not an image mode. Give a mode of Pillow: {', '.join(map(repr, MODES))}. Most "
@@ -40,7 +40,7 @@ def checked_mode(mode: Any) -> str | None:
 
 
 def checked_size(size: Any) -> tuple[int, int] | None:
-    """``size`` as two whole numbers; raises :class:`DataError` where it is something else."""
+    """Return ``size`` as two integers; raises :class:`DataError` for anything else."""
     if size is None:
         return None
     try:
@@ -55,7 +55,7 @@ def checked_size(size: Any) -> tuple[int, int] | None:
 
 
 class BadImage(Exception):
-    """The value at ``index`` of a column is no image that can be decoded."""
+    """The value at ``index`` of a column is not a decodable image."""
 
     def __init__(self, index: int, problem: str) -> None:
         super().__init__(index, problem)
@@ -63,7 +63,7 @@ class BadImage(Exception):
 
 
 def require_pillow() -> None:
-    """Raise :class:`DataError` where images cannot be decoded at all."""
+    """Raise :class:`DataError` where Pillow is missing."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
@@ -79,12 +79,12 @@ def decode_column(
     over: Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]],
     kept: KeptRows | None = None,
 ) -> npt.NDArray[Any]:
-    """The images of a column: one array (rows, height, width[, channels]) where all have one shape, else an object
-    array of arrays, with None where the column has a null.
+    """Return the images of a column: one array (rows, height, width[, channels]) where all have one shape, else an
+    object array of arrays, with None where the column has a null.
 
     ``column`` holds encoded images: binary values, or structs of "bytes" and "path" as Hugging Face has them. ``over``
-    applies a function to each of many items, in order. What ``kept`` has is not decoded, and it is given what is. The
-    outcome is the same with and without. Raises :class:`BadImage`.
+    applies a function to each of many items, in order. Images in the cache ``kept`` are not decoded, and decoded ones
+    are added to it; the result is the same with and without it. Raises :class:`BadImage`.
     """
     made = _Pixels(len(column))
     missing: Sequence[int] = range(len(column))
@@ -100,7 +100,7 @@ def decode_column(
         stacked = made.begin(kept.shape, kept.dtype)
         over(lambda some: kept.copy(some, stacked), _cut(kept.there, _COPIED_TOGETHER))
         missing = kept.missing.tolist()
-    else:  # the first by itself: its shape is that of all, most likely
+    else:  # the first by itself: its shape is most likely that of all
         over(decode_some, _cut(missing[:1], 1))
         missing = missing[1:]
     over(decode_some, _cut(missing, _DECODED_TOGETHER))
@@ -112,16 +112,16 @@ def _cut(indices: Any, size: int) -> list[Any]:
 
 
 class _Pixels:
-    """Images as they are decoded: written straight into one array while all have one shape. Any thread may put."""
+    """Collects decoded images: written directly into one array while all have one shape. Any thread may put."""
 
     def __init__(self, count: int) -> None:
         self._stacked: npt.NDArray[Any] | None = None
-        #: By index those that do not fit into the array: of another shape or type, or null.
+        #: By index the images that do not fit into the array: of another shape or type, or null.
         self._others: dict[int, npt.NDArray[Any] | None] = {}
         self._count = count
 
     def begin(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Images of this shape go into one array, which is returned."""
+        """Allocate and return the array for images of this shape."""
         self._stacked = np.empty((self._count, *shape), dtype)
         return self._stacked
 
@@ -132,14 +132,16 @@ class _Pixels:
         if image is not None and stacked is not None and self._fits(image, stacked):
             stacked[index] = image
         else:
-            self._others[index] = None if image is None else image.copy()  # Pillow's own are not writable
+            self._others[index] = (
+                None if image is None else image.copy()
+            )  # Pillow's own arrays are not writable
 
     @staticmethod
     def _fits(image: npt.NDArray[Any], stacked: npt.NDArray[Any]) -> bool:
         return image.shape == stacked.shape[1:] and image.dtype == stacked.dtype
 
     def column(self) -> npt.NDArray[Any]:
-        """All of them: see :func:`decode_column`."""
+        """Return all images: see :func:`decode_column`."""
         if self._stacked is not None and not self._others:
             return self._stacked
         column = np.empty(self._count, object)
@@ -150,7 +152,7 @@ class _Pixels:
 
 
 def decode(data: bytes, size: tuple[int, int] | None = None, mode: str | None = None) -> npt.NDArray[Any]:
-    """One image as (height, width) or (height, width, channels), uint8 unless the image has more than 8 bits.
+    """Return one image as (height, width) or (height, width, channels), uint8 unless it has more than 8 bits.
 
     ``size`` is (height, width) to scale it to. ``mode`` is Pillow's; without one, palettes and odd colour spaces
     become RGB (RGBA where there is transparency), and black-and-white becomes grey.
@@ -166,7 +168,7 @@ def decode(data: bytes, size: tuple[int, int] | None = None, mode: str | None = 
 
 
 def _encoded(column: Any, index: int) -> Any:
-    """The bytes of one image, or whatever is there instead."""
+    """Return the bytes of one image, or the value in their place."""
     value = column[index].as_py() if isinstance(column, pa.Array) else column[index]
     if not isinstance(column, pa.StructArray) or value is None:
         return value
@@ -189,7 +191,7 @@ def _decoded(
         raise BadImage(index, f"it is of type {type(data).__name__}, and an encoded image is bytes")
     try:
         return decode(bytes(data), size, mode)
-    except Exception as error:  # Pillow raises whatever the broken file made its decoders do
+    except Exception as error:  # Pillow raises any exception on broken files
         kind = "" if type(error).__name__ == "UnidentifiedImageError" else f"{type(error).__name__}: {error}"
         problem = kind or "its bytes are of no image format that Pillow knows"
         raise BadImage(index, f"{problem} ({len(data)} bytes, beginning {bytes(data[:8])!r})") from error

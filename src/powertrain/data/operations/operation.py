@@ -13,59 +13,59 @@ from powertrain.data.rows.rows import Rows
 
 @dataclass(frozen=True)
 class Applied:
-    """Rows after something was done to them."""
+    """Rows after an operation."""
 
     rows: Rows
-    #: How many rows each row that went in has become, in order; None for one each.
+    #: Number of output rows of each input row, in order; None for one each.
     counts: Ints | None = None
 
 
 @dataclass(frozen=True)
 class RowPiece:
-    """Rows that an operation is given at once."""
+    """Rows that an operation gets at once."""
 
     rows: Rows
-    #: Which of the rows made from the same stored row each is; None where each is the only one.
+    #: Index of each among the rows made from the same stored row; None where each is the only one.
     copies: Ints | None = None
 
     def copy(self, index: int) -> int:
         return 0 if self.copies is None else int(self.copies[index])
 
 
-#: What an operation has become in a process. Raises FunctionFailed, or DataError where no function is to blame.
+#: An operation begun in a process. Raises FunctionFailed, or DataError where no user function is involved.
 Apply = Callable[[RowPiece, Setting], Applied]
 
 
 class Operation(ABC):
-    """One thing done to every row of a dataset. A value: frozen, pickled by cloudpickle."""
+    """One transformation of every row of a dataset. A value: frozen, pickled by cloudpickle."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """For messages: "map(tokenize)"."""
+        """Name for messages: "map(tokenize)"."""
 
     @property
     def keeps_count(self) -> bool:
-        """True when it is known beforehand that every row gives exactly one."""
+        """True when every row is known beforehand to yield exactly one."""
         return True
 
     @property
     def batch_size(self) -> int | None:
-        """How many neighbours it must be given together; None where each row stands for itself."""
+        """Number of neighbouring rows that it must get together; None where each row is independent."""
         return None
 
     @property
     def concurrency(self) -> int:
-        """How many processes of a node do it; 0 where the threads that prefetch do."""
+        """Number of processes of a node that run it; 0 for the prefetching threads."""
         return 0
 
     def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
-        """Which columns hold after it exactly what the source has stored for the row, by the name that each has there.
+        """Return the columns that hold exactly the stored values afterwards, by their names in the source.
 
-        ``columns`` says the same of the columns before it. Where nothing is known, none.
+        ``columns`` are those columns before the operation. Returns none where nothing is known.
         """
         return {}
 
     @abstractmethod
     def begin(self) -> Apply:
-        """Make it ready in this process. What is returned may be called by several threads at once."""
+        """Prepare it in this process. The returned function may be called by several threads at once."""

@@ -1,14 +1,14 @@
-"""Processes for functions that would hold Python's lock: they work for one owner, and end with it.
+"""Processes for functions that would hold the GIL: they work for one owner, and exit with it.
 
 ::
 
     owner ──── control ────▶ server ── forks ──▶ process 0, 1, …
       └──────────── one channel to each process ────────┘
 
-The server is a fresh interpreter that loads the libraries which the owner uses too, forks, and then only waits: it
-tells the owner how a process has ended, and ends them all when the owner is gone or says so. Python's own pools do not
-serve here: their processes import the user's script again, outlive an owner that is killed, and a death among them
-is told without its signal.
+The server is a fresh interpreter that loads the libraries used by the owner too, forks, and then only waits: it
+reports to the owner how a process ended, and ends them all when the owner exits or requests it. Python's own pools do
+not fit: their processes import the user's script again, outlive an owner that is killed, and do not report the signal
+that ended a process.
 """
 
 from __future__ import annotations
@@ -37,30 +37,29 @@ import pyarrow as pa
 
 from powertrain import fork_server
 
-#: What takes long to load and is there already once the processes are forked, if the owner has it loaded or the work
-#: names it.
+#: Libraries that are slow to load, loaded before the fork if the owner has loaded them or the work names them.
 _PRELOADED = ("numpy", "pyarrow", "pandas", "torch", "PIL.Image")
-#: Seconds for a server to end when told, and to say how a process has ended.
-_PATIENCE = 5.0
+#: Seconds for a server to exit on request, and to report how a process ended.
+_EXIT_TIMEOUT_S = 5.0
 _END = b"e"
-#: Of one message: bytes of the pickle, number of buffers beside it.
+#: Header of a message: bytes of the pickle, number of buffers beside it.
 _HEAD = struct.Struct("<QI")
-#: How the server tells of an end: which process, its exit code or minus the signal.
+#: The server's report of an exit: index of the process, its exit code or minus the signal.
 _ENDED = struct.Struct("<ii")
 
 Work = Callable[[Any], Any]
 
 
 class ProcessDied(Exception):
-    """A process has ended. ``code`` is its exit code, minus the signal that ended it, or None where nobody knows;
-    ``task`` is which of the caller's tasks it was at, if any."""
+    """A process has ended. ``code`` is its exit code, minus the signal that ended it, or None if unknown; ``task`` is
+    the number of the caller's task that it was running, if any."""
 
     def __init__(self, code: int | None, task: int | None = None) -> None:
-        super().__init__(how_it_ended(code))
+        super().__init__(describe_exit(code))
         self.code, self.task = code, task
 
     def again(self) -> ProcessDied:
-        """The same for another caller: an exception that is raised twice would mix their tracebacks."""
+        """Return a copy for another caller: one exception raised twice would mix their tracebacks."""
         return ProcessDied(self.code)
 
 
@@ -75,8 +74,8 @@ class _RemoteTraceback(Exception):
     """The traceback of an exception that came from another process, as the cause of its copy here."""
 
 
-def how_it_ended(code: int | None) -> str:
-    """An exit code in words, to follow "a process"."""
+def describe_exit(code: int | None) -> str:
+    """Return an exit code in words, to follow "a process"."""
     if code is None:
         return "is gone, and so is the one that could say how it ended"
     if code >= 0:
@@ -93,9 +92,9 @@ class ProcessPool:
     """``processes`` processes that each make their ``work`` once and then do it on one task at a time.
 
     ``make_work`` is pickled by cloudpickle: called without arguments in each process, it returns the function that is
-    called on tasks. No process is started before the first task. Any thread may call; pickling and waiting are done in
-    it. An exception of ``work``, or of making it, is raised here. When a process has died every call raises
-    :class:`ProcessDied`: what it held is lost, and whoever owns the pool decides.
+    called on tasks. Processes start with the first task. Any thread may call, and does its own pickling and waiting. An
+    exception of ``work``, or of making it, is raised here. Once a process has died every call raises
+    :class:`ProcessDied`: its state is lost, and the owner of the pool decides how to proceed.
     """
 
     def __init__(self, make_work: bytes, processes: int) -> None:
@@ -104,11 +103,12 @@ class ProcessPool:
         self._starting = threading.Lock()
         self._server: _Server | None = None
         self._idle: queue.LifoQueue[int] = queue.LifoQueue()
-        #: Why no task can be done any more.
+        #: The reason why the pool does no more tasks.
         self._over: ProcessDied | PoolClosed | None = None
 
     def map(self, tasks: Iterable[Any]) -> list[Any]:
-        """The work done on each task, in order, by as many processes as are free; drawn from ``tasks`` as needed."""
+        """Return the result of each task, in order, from as many processes as are free; ``tasks`` is drawn as
+        needed."""
         server = self._started()
         results: list[Any] = []
         begun: deque[int] = deque()
@@ -121,16 +121,16 @@ class ProcessPool:
             self._abandon(server, begun)
             raise
         except BaseException:
-            self.close()  # interrupted, perhaps in the middle of a message: the channels are of no use any more
+            self.close()  # interrupted, perhaps in the middle of a message: the channels are unusable
             raise
         return results
 
     def pids(self) -> list[int]:
-        """Of the processes, none before the first task; the server is not among them."""
+        """Process ids, empty before the first task; without the server."""
         return list(self._server.pids) if self._server else []
 
     def close(self) -> None:
-        """End the processes; calls under way raise :class:`PoolClosed`. Nothing is left when this returns."""
+        """End the processes; calls under way raise :class:`PoolClosed`. All processes have exited on return."""
         with self._starting:
             self._give_up(PoolClosed("The pool is closed."))
             if self._server is not None:
@@ -147,7 +147,7 @@ class ProcessPool:
             return self._server
 
     def _begin(self, server: _Server, task: Any, begun: deque[int], results: list[Any]) -> int:
-        """Hand ``task`` to a free process. Never waits for others' while own results could be fetched."""
+        """Send ``task`` to a free process. Never waits for other callers while own results could be fetched."""
         while True:
             try:
                 index = self._idle.get(block=not begun)
@@ -167,7 +167,7 @@ class ProcessPool:
         return index
 
     def _finish(self, server: _Server, begun: deque[int], task: int) -> Any:
-        """The result of the oldest task begun, the caller's ``task``-th; its process is free again."""
+        """Return the result of the oldest task begun, the caller's ``task``-th, and free its process."""
         index = begun[0]
         try:
             message = _received_message(server.channels[index])
@@ -182,14 +182,14 @@ class ProcessPool:
         raise value
 
     def _abandon(self, server: _Server, begun: deque[int]) -> None:
-        """Free the processes of tasks whose results nobody wants any more."""
+        """Free the processes of tasks whose results are not needed any more."""
         while begun:
-            with contextlib.suppress(OSError, EOFError):  # whoever is given this process next is told
+            with contextlib.suppress(OSError, EOFError):  # the next caller of this process gets the error
                 _received_message(server.channels[begun[0]])
             self._idle.put(begun.popleft())
 
     def _death(self, server: _Server, index: int, task: int | None = None) -> Exception:
-        """Why the channel to a process is closed; from now on the pool does no task."""
+        """Return the reason why the channel to a process is closed; the pool does no more tasks."""
         if isinstance(self._over, PoolClosed):
             return self._over.again()
         death = ProcessDied(server.code_of(index), task)
@@ -198,7 +198,7 @@ class ProcessPool:
 
     def _give_up(self, why: ProcessDied | PoolClosed) -> None:
         self._over = self._over or why.again()
-        self._idle.put(-1)  # wakes one who waits for a process, who sees why and wakes the next
+        self._idle.put(-1)  # wakes one waiting caller, which reads the reason and wakes the next
 
 
 class _Server:
@@ -217,7 +217,7 @@ class _Server:
         finally:
             for end in (theirs, *far):
                 end.close()
-        #: Runs when nobody holds the pool any more, and at the end of the interpreter.
+        #: Runs when the pool is dropped, and at the end of the interpreter.
         self.end = weakref.finalize(self, _end, self._owner, self._process, self._control, self.channels)
         self._codes: dict[int, int] = {}
         self._telling = threading.Lock()
@@ -227,14 +227,14 @@ class _Server:
             _send(self._control, (self._owner, wanted, make_work))
             self.pids = _receive(self._control)
         except (OSError, EOFError):
-            code = self._process.wait(_PATIENCE)
+            code = self._process.wait(_EXIT_TIMEOUT_S)
             self.end()
             raise ProcessDied(code) from None
 
     def code_of(self, index: int) -> int | None:
-        """How a process has ended that has closed its channel, as the server says."""
+        """Return the exit code of a process that has closed its channel, as reported by the server."""
         with self._telling:
-            self._control.settimeout(_PATIENCE)
+            self._control.settimeout(_EXIT_TIMEOUT_S)
             try:
                 while index not in self._codes:
                     which, code = _ENDED.unpack(bytes(_received(self._control, _ENDED.size)))
@@ -245,10 +245,10 @@ class _Server:
 
 
 def _start(ends: list[socket.socket]) -> subprocess.Popen[bytes]:
-    """The server as a process; ``ends`` are its control and the processes' channels."""
+    """Start the server process; ``ends`` are its control and the processes' channels."""
     numbers = [end.fileno() for end in ends]
     command = fork_server.interpreter_command("powertrain.data.operations.pool:serve", numbers)
-    # Several processes that each use every core are slower than one: the cores are shared out by `processes` already.
+    # Several processes that each use every core are slower than one: `processes` shares out the cores already.
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     # Blocked from the first instruction on: a scheduler's SIGTERM to every process of a job must not end these, because
     # the rank needs its batches until it has saved.
@@ -262,14 +262,14 @@ def _start(ends: list[socket.socket]) -> subprocess.Popen[bytes]:
 def _end(
     owner: int, process: subprocess.Popen[bytes], control: socket.socket, channels: list[socket.socket]
 ) -> None:
-    """Have the server end its processes and itself, and wait until it has."""
-    if os.getpid() == owner:  # a fork of the owner has these too, and no say in it
+    """Make the server end its processes and exit, and wait until it has."""
+    if os.getpid() == owner:  # a fork of the owner holds these too, but must not end them
         with contextlib.suppress(OSError):
             control.sendall(_END)
         try:
-            process.wait(_PATIENCE)
+            process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()  # the processes go with it
+            process.kill()  # the processes exit with it
             process.wait()
         for channel in channels:
             with contextlib.suppress(OSError):
@@ -282,23 +282,23 @@ def _end(
 
 
 def serve(numbers: list[int]) -> NoReturn:
-    """The life of the server: load, fork, wait, end. ``numbers`` are the descriptors of its control and channels."""
+    """Run the server: load, fork, wait, end. ``numbers`` are the descriptors of its control and channels."""
     control, *channels = [socket.socket(fileno=number) for number in numbers]
     try:
         owner, modules, make_work = _receive(control)
     except (OSError, EOFError):
-        os._exit(0)  # the owner is gone already
+        os._exit(0)  # the owner has exited already
     fork_server.preload(modules)
     core = fork_server.ForkServer(control, owner)
     pids: dict[int, int] = {}
     for index, channel in enumerate(channels):
         others = [other for other in channels if other is not channel]
-        pids[core.fork(functools.partial(_live, channel, make_work), others)] = index
+        pids[core.fork(functools.partial(_run_process, channel, make_work), others)] = index
     for channel in channels:
         channel.close()
     with contextlib.suppress(OSError):
         _send(control, tuple(pids))
-    _wait_for_the_end(core, control, owner, pids)
+    _wait_for_close(core, control, owner, pids)
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
@@ -308,10 +308,10 @@ def serve(numbers: list[int]) -> NoReturn:
     os._exit(0)
 
 
-def _wait_for_the_end(
+def _wait_for_close(
     core: fork_server.ForkServer, control: socket.socket, owner: int, pids: dict[int, int]
 ) -> None:
-    """Until the owner says so, closes its end or is gone. Processes that end are told of, and leave ``pids``."""
+    """Wait until the owner requests the end, closes its end or exits. Reports exits, and removes them from ``pids``."""
     while os.getppid() == owner:
         ready = core.wait()
         if ready.has_command or ready.is_orphaned:
@@ -321,13 +321,13 @@ def _wait_for_the_end(
                 control.sendall(_ENDED.pack(pids.pop(pid), code))
 
 
-def _live(channel: socket.socket, make_work: bytes) -> NoReturn:
+def _run_process(channel: socket.socket, make_work: bytes) -> NoReturn:
     code = 1
     try:
         _work(channel, make_work)
         code = 0
     except (OSError, EOFError):
-        code = 0  # the owner is gone
+        code = 0  # the owner has exited
     except BaseException:
         traceback.print_exc()
     finally:
@@ -335,7 +335,7 @@ def _live(channel: socket.socket, make_work: bytes) -> NoReturn:
 
 
 def _work(channel: socket.socket, make_work: bytes) -> None:
-    """The life of a process: tasks, until the channel closes."""
+    """Do tasks until the channel closes; the main function of a process."""
     work: Work | None = None
     while True:
         message = _received_message(channel)
@@ -344,31 +344,31 @@ def _work(channel: socket.socket, make_work: bytes) -> None:
                 work = cloudpickle.loads(make_work)()
             answer = (True, work(_opened_message(message)), "")
         except (Exception, SystemExit) as error:
-            answer = (False, travelling(error), traceback.format_exc())
+            answer = (False, picklable_error(error), traceback.format_exc())
         _flush_output()
         try:
             _send(channel, answer)
         except OSError:
             raise
         except Exception as error:
-            _send(channel, (False, travelling(error), traceback.format_exc()))
+            _send(channel, (False, picklable_error(error), traceback.format_exc()))
 
 
 def _flush_output() -> None:
-    """What was printed must be seen before the result is, and not be lost when the process is ended."""
+    """Flush standard output: it must appear before the result, and not be lost when the process is ended."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
-def travelling(error: BaseException) -> Exception:
-    """``error``, or one that says the same where it cannot be pickled and opened again, or would end who raises it."""
+def picklable_error(error: BaseException) -> Exception:
+    """Return ``error``, or a substitute where it cannot be pickled and unpickled, or would end the caller."""
     try:
         if isinstance(error, Exception):
             cloudpickle.loads(cloudpickle.dumps(error))
             return error
     except Exception:
-        pass  # whatever went wrong in its own methods
+        pass  # its own methods failed
     return RuntimeError(f"{type(error).__qualname__}: {error}")
 
 
@@ -376,7 +376,7 @@ def travelling(error: BaseException) -> Exception:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Arrow arrays go as Arrow writes them: pickled, a slice would take all the rows of its whole with it."""
+    """Pickles Arrow arrays as IPC: a plain pickle of a slice would contain the whole array."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, pa.Array):
@@ -397,7 +397,7 @@ def _opened_array(buffer: Any) -> pa.Array[Any]:
 
 
 def _send(channel: socket.socket, message: Any) -> None:
-    """Send any object; large arrays are written from where they are."""
+    """Send any object; large arrays are written without a copy."""
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(message)
@@ -411,12 +411,12 @@ def _send(channel: socket.socket, message: Any) -> None:
 
 
 def _receive(channel: socket.socket) -> Any:
-    """The next object; its arrays are writable. Raises EOFError when the other side is gone."""
+    """Return the next object; its arrays are writable. Raises EOFError when the other side has closed."""
     return _opened_message(_received_message(channel))
 
 
 def _received_message(channel: socket.socket) -> list[memoryview]:
-    """A whole message, not opened yet: what opening it may raise must not be taken for a closed channel."""
+    """Return a whole message, not unpickled yet: its exceptions must not be taken for a closed channel."""
     size, count = _HEAD.unpack(bytes(_received(channel, _HEAD.size)))
     lengths = np.frombuffer(bytes(_received(channel, 8 * count)), "<u8")
     return [_received(channel, int(length)) for length in (size, *lengths)]

@@ -1,4 +1,4 @@
-"""What a user's function returned, made rows; and what is wrong with it, as a sentence about that function."""
+"""Conversion of a user function's result to rows, with errors that name the function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from powertrain.errors import DataError
 
 
 def drawn(call: Call, returned: Iterable[Any], numbers: Ints) -> Iterator[Any]:
-    """What a generator yields; it is the user's code that runs, and may raise."""
+    """Yield the items of a generator; it is user code, and may raise."""
     try:
         yield from returned
     except FunctionFailed:
@@ -56,7 +56,7 @@ def rows_of_dicts(call: Call, made: list[Mapping[str, Any]], numbers: Ints, befo
     if not made:
         return no_rows()
     rows = _understood(call, lambda: from_row_dicts(made, numbers), numbers)
-    # A float64 column is handed out as Python's floats. What comes back under its name is still float64.
+    # A float64 column is handed out as Python floats. A column returned under its name is still float64.
     typed = {
         name
         for name, column in before.columns.items()
@@ -72,7 +72,7 @@ def _is_float64(column: Column) -> bool:
 
 
 def _understood(call: Call, convert: Callable[[], Rows], numbers: Ints) -> Rows:
-    """What was returned as columns; what is wrong with it is the function's fault."""
+    """Return the result as columns; an error is attributed to the function."""
     try:
         return convert()
     except DataError as error:
@@ -83,7 +83,7 @@ def _understood(call: Call, convert: Callable[[], Rows], numbers: Ints) -> Rows:
 
 
 def length_of_batch(call: Call, batch: Any, numbers: Ints) -> int:
-    """How many rows a returned batch has; raises unless it is one."""
+    """Return the number of rows of a returned batch; raises unless it is a batch."""
     if _is_table(batch):
         return len(batch)
     if not isinstance(batch, Mapping):
@@ -126,7 +126,7 @@ def from_batch(call: Call, batch: Any, made_numbers: Ints, numbers: Ints) -> Row
 
 
 def _is_table(batch: Any) -> bool:
-    """True for tables of pandas and Arrow, without importing either."""
+    """Return True for tables of pandas and Arrow, without importing either."""
     kinds = {"pandas": ("DataFrame",), "pyarrow": ("Table", "RecordBatch")}
     return any(
         isinstance(batch, getattr(sys.modules[module], name))
@@ -145,5 +145,5 @@ def quoted(names: Iterable[str]) -> str:
 
 
 def no_rows() -> Rows:
-    """No rows: which columns they would have nobody knows."""
+    """Return no rows, whose columns are unknown."""
     return Rows({}, np.empty(0, np.int64))

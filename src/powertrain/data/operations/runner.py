@@ -16,10 +16,10 @@ from powertrain.errors import DataError
 
 
 class Runner:
-    """Does operations to rows, one after the other. Any thread may ask; several do.
+    """Applies operations to rows, one after the other. Used by several threads at once.
 
-    ``name_row`` says where a row is, for messages. ``local_world_size`` ranks share the processes of a node;
-    ``threads`` is how many threads images are decoded on. Nothing is started before it is needed.
+    ``name_row`` gives the location of a row, for messages. ``local_world_size`` ranks share the processes of a node;
+    ``threads`` is the number of threads that decode images. Threads and processes start when needed.
     """
 
     def __init__(
@@ -40,34 +40,34 @@ class Runner:
 
     @property
     def processes(self) -> int:
-        """How many processes of its own work for it at once, at most."""
+        """Largest number of its own processes that work at once."""
         return max((stage.processes for stage in self._stages), default=0)
 
     @property
     def keeps_threads_busy(self) -> bool:
-        """True where all it does is spread over its threads already: asking from several threads would not help."""
+        """True where all work is spread over its threads already: calls from several threads would not help."""
         return all(isinstance(stage.operation, DecodeImages) for stage in self._stages)
 
     @property
     def does_anything(self) -> bool:
-        """False where rows come out as they go in."""
+        """False where rows are not changed."""
         return bool(self._stages)
 
     @property
     def batch_size(self) -> int | None:
-        """Rows must be given in whole neighbourhoods of this many: see ``EpochOrder.chunk``; None for any rows."""
+        """Rows must be given in whole chunks of this many: see ``EpochOrder.chunk``; None for any rows."""
         sizes = [s.operation.batch_size for s in self._stages if s.operation.batch_size is not None]
         return max(sizes, default=None)
 
     @property
     def seconds(self) -> list[tuple[str, float]]:
-        """Name of each operation, and how long it has taken so far, over all threads."""
+        """Name of each operation, and its seconds so far, over all threads."""
         return [(stage.operation.name, stage.seconds) for stage in self._stages]
 
     def run(self, rows: Rows, epoch: int) -> Applied:
-        """``rows`` after all operations. Raises :class:`DataError`.
+        """Return ``rows`` after all operations. Raises :class:`DataError`.
 
-        Where no row is left the rest of the operations is not done, and the columns are those up to there.
+        Where no row is left the remaining operations are skipped, and the columns are those up to there.
         """
         count = len(rows)
         origin: Ints | None = None

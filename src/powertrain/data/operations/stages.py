@@ -1,4 +1,4 @@
-"""One operation where it is done: on the threads that ask for it, or in processes of its own."""
+"""One operation and its executor: the calling threads, or processes of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from powertrain.data.operations.calls import FunctionFailed, Setting, said
+from powertrain.data.operations.calls import FunctionFailed, Setting, error_text
 from powertrain.data.operations.operation import Applied, RowPiece
 from powertrain.data.operations.returned import quoted
 from powertrain.data.plan.order import Ints
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class OperationStage:
-    """One operation where it is done: on the threads that ask, or in a pool of processes."""
+    """One operation and its executor: the calling threads, or a pool of processes."""
 
     def __init__(self, operation: Operation, position: int, processes: int) -> None:
         self.operation, self.position = operation, position
@@ -47,7 +47,7 @@ class OperationStage:
         return applied
 
     def close(self) -> None:
-        """End its processes, and start none from now on."""
+        """End its processes, and start no more."""
         with self._beginning:
             self._closed = True
         if self._pool is not None:
@@ -75,10 +75,8 @@ class OperationStage:
             numbers = pieces[death.task].rows.numbers
             raise FunctionFailed(problem, int(numbers[0]), len(numbers)) from None
         except Exception as error:
-            # Of the pool itself, since what functions raise comes as FunctionFailed.
-            problem = (
-                f"its processes could not be started, or rows not be sent to or from them: {said(error)}"
-            )
+            # Of the pool itself, since errors of functions are FunctionFailed.
+            problem = f"its processes could not be started, or rows not be sent to or from them: {error_text(error)}"
             raise FunctionFailed(problem, error=error) from error
 
     def _started_pool(self) -> ProcessPool:
@@ -101,22 +99,22 @@ class OperationStage:
 
 
 class _InProcess:
-    """Makes the work of one process of a pool."""
+    """Makes the work function of one process of a pool."""
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
 
     def __call__(self) -> Callable[[tuple[RowPiece, Setting]], Applied]:
-        """Raises :class:`FunctionFailed` where the user's modules or their class cannot be made ready here."""
+        """Return the work function; raise :class:`FunctionFailed` where the user's modules cannot be loaded."""
         import cloudpickle
 
-        from powertrain.data.operations.pool import travelling
+        from powertrain.data.operations.pool import picklable_error
 
         try:
             _, operation = cloudpickle.loads(self._pickled)
         except Exception as error:
-            problem = f"it cannot be loaded in a process of its own: {said(error)}"
-            raise FunctionFailed(problem, error=travelling(error)) from error
+            problem = f"it cannot be loaded in a process of its own: {error_text(error)}"
+            raise FunctionFailed(problem, error=picklable_error(error)) from error
         with _sendable_failures():
             apply = operation.begin()
         return lambda task: _in_process(apply, *task)
@@ -129,22 +127,22 @@ def _in_process(apply: Apply, piece: RowPiece, setting: Setting) -> Applied:
 
 @contextmanager
 def _sendable_failures() -> Iterator[None]:
-    """Failures of the user's function can be pickled, whatever it raised."""
-    from powertrain.data.operations.pool import travelling
+    """Make failures of the user's function picklable, whatever it raised."""
+    from powertrain.data.operations.pool import picklable_error
 
     try:
         yield
     except FunctionFailed as failed:
         if failed.error is None:
             raise
-        error = travelling(failed.error)
+        error = picklable_error(failed.error)
         raise FunctionFailed(
             failed.problem, failed.number, failed.rows, failed.file, failed.line, error
         ) from failed.error
 
 
 class Threads:
-    """A few threads, started when there is first something for them."""
+    """A few threads, started on first use."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -152,7 +150,7 @@ class Threads:
         self._executor: ThreadPoolExecutor | None = None
 
     def map(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """``[function(item) for item in items]``."""
+        """Return ``[function(item) for item in items]``."""
         items = list(items)
         if self._count < 2 or len(items) < 2:
             return [function(item) for item in items]
@@ -169,7 +167,7 @@ class Threads:
 
 
 def _pieces(rows: Rows, batch_size: int | None, processes: int) -> list[RowPiece]:
-    """What an operation is given at once: its batches, or where rows stand alone, a part for each process."""
+    """Return the pieces that an operation gets at once: its batches, or for independent rows one per process."""
     copies = _copies(rows.numbers)
     size = batch_size or -(-len(rows) // max(1, processes))
     if size >= len(rows):
@@ -179,13 +177,13 @@ def _pieces(rows: Rows, batch_size: int | None, processes: int) -> list[RowPiece
 
 
 def _cut(rows: Rows, cut: slice) -> Rows:
-    """Some rows, without copying them."""
+    """Return some rows, without copying them."""
     columns = {name: column[cut] for name, column in rows.columns.items()}
     return replace(rows, columns=columns, numbers=rows.numbers[cut])
 
 
 def _copies(numbers: Ints) -> Ints | None:
-    """How many rows of the same number stand directly before each; None where there are none."""
+    """Return for each row the number of directly preceding rows of the same number; None where all are 0."""
     again = numbers[1:] == numbers[:-1]
     if not again.any():
         return None
@@ -195,7 +193,7 @@ def _copies(numbers: Ints) -> Ints | None:
 
 
 def _joined(pieces: list[RowPiece], done: list[Applied]) -> Applied:
-    """The outcome of all pieces, in order."""
+    """Return the result of all pieces, in order."""
     from powertrain.data.rows.gather import concat_rows
 
     if len(done) == 1:

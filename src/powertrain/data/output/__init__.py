@@ -1,1 +1,1 @@
-"""Rows that leave a dataset: in memory, as tables, as files."""
+"""Output of a dataset: in memory, as tables, as files."""

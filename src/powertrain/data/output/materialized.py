@@ -17,7 +17,7 @@ from powertrain.data.plan.plan import Plan
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.errors import DataError
 
-#: A block of materialized rows has about this many bytes.
+#: Approximate bytes of a block of materialized rows.
 BLOCK_BYTES = 32 * 2**20
 
 
@@ -29,10 +29,10 @@ class _File:
 
 
 class MaterializedSource(Source):
-    """Blocks that lie decoded in files of a process on this machine, one file each.
+    """Decoded blocks in files of a process on this machine, one file each.
 
-    The files are there as long as that process has this object, or one made from it. A copy in another process reads
-    them and does not keep them.
+    The files exist as long as that process has this object, or one made from it. A copy in another process reads them
+    and does not keep them alive.
     """
 
     cheap_to_decode = True
@@ -42,7 +42,7 @@ class MaterializedSource(Source):
     ) -> None:
         self._scratch, self._directory = scratch, directory
         self._files, self._facts = tuple(files), facts
-        # One block is mapped at once and for good; of many a full shuffle would touch all for every batch.
+        # A single block is mapped once and kept; of many, a full shuffle would touch all for every batch.
         self.in_memory = len(files) <= 1
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,8 +80,8 @@ def materialize(
 ) -> MaterializedSource:
     """Keep ``pieces``, the rows of ``plan``, each as a block.
 
-    What functions return may change its type on the way (whole numbers, then fractions; lists of one length, then of
-    others): every block is written as it is, and read as the type that all of them fit.
+    Results of functions may change their type on the way (integers, then floats; lists of one length, then of others):
+    every block is written as it is, and read as the common type of all of them.
     """
     scratch = Scratch()
     files: list[_File] = []

@@ -1,7 +1,7 @@
-"""Rows as Arrow tables of one schema, for files: the first rows settle the types, and what follows is made to fit.
+"""Rows as Arrow tables of one schema, for files: the first rows fix the types, and later rows are converted.
 
-On the way through a dataset lists of equal length are arrays, whatever Arrow type they had in the file, and what a
-function returns has no declared type at all. Files need both settled.
+Within a dataset lists of equal length are arrays, whatever Arrow type they had in the file, and results of functions
+have no declared type at all. Files need both fixed.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _MOST_BATCH_ROWS = 8192
 
 
 def batch_rows(inspected: Inspected) -> int:
-    """How many rows of a dataset to handle at a time: it follows from the dataset alone, so that whoever reads a
-    shuffled one through meets its rows in the same order."""
+    """Return the number of rows to handle at a time. It follows from the dataset alone, so that every reader of a
+    shuffled one gets its rows in the same order."""
     rows = nbytes = together = 0
     for part in inspected.plan.parts:
         for block in part.source.inspect().blocks:
             rows, nbytes = rows + block.rows, nbytes + block.nbytes
-        # What a function computes together is there together anyway.
+        # Rows that a function computes together are in memory together anyway.
         together = max(together, *(operation.batch_size or 0 for operation in part.operations), 0)
     fitting = int(_BATCH_BYTES * rows / nbytes) if nbytes else _MOST_BATCH_ROWS
     return max(1, min(fitting, _MOST_BATCH_ROWS), together)
 
 
 def table_of(rows: Rows) -> pa.Table:
-    """One table, whose columns keep the mark of Python's own floats."""
+    """Return one table, whose columns keep the mark of Python floats."""
     from powertrain.data.rows.formats import to_arrow
 
     table = to_arrow(rows)
@@ -56,20 +56,20 @@ def table_of(rows: Rows) -> pa.Table:
 
 
 def declared_schema(plan: Plan) -> pa.Schema | None:
-    """The schema of a plan that does nothing to its rows; None where functions decide it.
+    """Return the schema of a plan without operations; None where functions determine it.
 
     Raises :class:`DataError` where sources that were put together have no common one.
     """
     if any(part.operations for part in plan.parts):
         return None
     schema = functools.reduce(widened, [part.source.inspect().schema for part in plan.parts])
-    # Encoded images are decoded on the way to whoever reads them.
+    # Encoded images are decoded on the way to the reader.
     return None if any(IMAGES in (field.metadata or {}) for field in schema) else schema
 
 
 def settled_schema(plan: Plan, first: pa.Schema) -> pa.Schema:
-    """The types to write, once the first rows are there: as declared, or what they are, with lists of any length where
-    they happen to be of one."""
+    """Return the types to write, given the first rows: as declared, or those of the rows, with lists of any length
+    for lists of equal length."""
     declared = declared_schema(plan)
     if declared is not None and set(declared.names) == set(first.names):
         return declared
@@ -91,7 +91,7 @@ def _settled(field: Any, source: pa.Schema) -> Any:
 
 
 def conformed(table: pa.Table, schema: pa.Schema, advice: str) -> pa.Table:
-    """The table with the columns and types of ``schema``; raises :class:`DataError` where it has others."""
+    """Return the table with the columns and types of ``schema``; raises :class:`DataError` where it has others."""
     if table.schema.equals(schema, check_metadata=True):
         return table
     if set(table.column_names) != set(schema.names):
@@ -113,7 +113,7 @@ def conformed(table: pa.Table, schema: pa.Schema, advice: str) -> pa.Table:
 
 
 def as_type(column: Any, kind: Any) -> Any:
-    """The same values in another type; raises Arrow's own errors where they do not fit."""
+    """Return the same values in another type; raises Arrow's own errors where they do not fit."""
     if column.type == kind:
         return column
     chunks = [_cast(chunk, kind) for chunk in column.chunks]
@@ -129,7 +129,7 @@ def _cast(array: Any, kind: Any) -> Any:
 
 
 def _flat(array: Any, kind: Any) -> Any:
-    """Nested lists as the storage of a tensor; refuses lists of another shape."""
+    """Return nested lists as the storage of a tensor; refuses lists of another shape."""
     for size in kind.shape:
         fixed = array.cast(pa.list_(array.type.value_type, size))
         array = fixed.flatten()
@@ -137,7 +137,7 @@ def _flat(array: Any, kind: Any) -> Any:
 
 
 def widened(one: pa.Schema, other: pa.Schema) -> pa.Schema:
-    """A schema that rows of both fit into; raises :class:`DataError` where there is none."""
+    """Return a schema that fits rows of both; raises :class:`DataError` where none does."""
     if one.equals(other, check_metadata=True):
         return one
     if set(one.names) != set(other.names):
@@ -165,7 +165,7 @@ def _widened_field(one: Any, other: Any) -> Any:
 
 
 def _marks(field: Any, kind: Any) -> dict[bytes, bytes]:
-    """The marks of a field when it gets the type ``kind``: rows of tensors stay arrays where that is of lists."""
+    """Return the marks of a field converted to the type ``kind``: rows of tensors stay arrays as lists."""
     marks = dict(field.metadata or {})
     if isinstance(field.type, pa.FixedShapeTensorType) and not isinstance(kind, pa.FixedShapeTensorType):
         marks.update([ARRAYS])
@@ -195,13 +195,13 @@ def _is_list(kind: Any) -> bool:
 
 
 def _depth(kind: Any) -> int:
-    """How many lists are inside each other."""
+    """Return the nesting depth of a list type."""
     kind = _open_lists(kind)
     return 1 + _depth(kind.value_type) if _is_list(kind) else 0
 
 
 def _open_lists(kind: Any) -> Any:
-    """The type of the same values as lists of any length."""
+    """Return the type of the same values as lists of any length."""
     if isinstance(kind, pa.FixedShapeTensorType):
         opened = kind.value_type
         for _ in kind.shape:
@@ -211,7 +211,7 @@ def _open_lists(kind: Any) -> Any:
 
 
 def as_lists(array: Any) -> Any:
-    """The same values as lists of any length."""
+    """Return the same values as lists of any length."""
     kind = array.type
     if not isinstance(kind, pa.FixedShapeTensorType):
         return array.cast(_open_lists(kind))
@@ -227,7 +227,7 @@ def as_lists(array: Any) -> Any:
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
-    """All rows in one table, of a type that fits all of them."""
+    """Return all rows in one table, of a type that fits all of them."""
     schema = functools.reduce(widened, [table.schema for table in tables])
     return pa.concat_tables([conformed(table, schema, "") for table in tables])
 
@@ -235,7 +235,7 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
 def pieces_by_bytes(
     tables: Iterable[pa.Table], nbytes: int, *, fewest: int = 0, most: int | None = None
 ) -> Iterator[pa.Table]:
-    """The same rows in tables of about ``nbytes`` each, of ``fewest`` rows at least (but for the last) and ``most``."""
+    """Yield the same rows in tables of about ``nbytes`` each, of ``fewest`` (but for the last) to ``most`` rows."""
     waiting: list[pa.Table] = []
     rows = size = 0
     for table in tables:
@@ -251,7 +251,7 @@ def pieces_by_bytes(
 
 
 def first_rows(tables: Iterable[pa.Table], count: int) -> Iterator[pa.Table]:
-    """The first ``count`` rows; what follows is not asked for."""
+    """Yield the first ``count`` rows, without requesting more."""
     left = count
     for table in tables:
         if left <= 0:
@@ -263,7 +263,7 @@ def first_rows(tables: Iterable[pa.Table], count: int) -> Iterator[pa.Table]:
 
 
 def pieces_by_rows(tables: Iterable[pa.Table], sizes: Iterable[int]) -> Iterator[pa.Table]:
-    """The same rows in tables of exactly these sizes, which add up to all of them."""
+    """Yield the same rows in tables of exactly these sizes, which add up to all of them."""
     following = iter(tables)
     whole: Any = None
     for size in sizes:

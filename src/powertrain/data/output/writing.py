@@ -1,4 +1,4 @@
-"""Rows into files: whole files under names of their own, all of them or none."""
+"""Output files: complete files under new names, all of them or none."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from powertrain.errors import DataError
 if TYPE_CHECKING:
     from powertrain.storage.base import Storage
 
-#: A file holds rows of about this many bytes in memory.
+#: Approximate bytes in memory of the rows of a file.
 FILE_BYTES = 128 * 2**20
-#: A row group of Parquet is what readers decode and shuffle as one.
+#: A row group of Parquet is the unit that readers decode and shuffle.
 ROW_GROUP_BYTES = 32 * 2**20
 MODES = ("append", "overwrite", "ignore", "error")
 #: Writes a table to a local path.
@@ -50,15 +50,15 @@ def write_files(
 ) -> None:
     """Write the rows of ``plan`` to files in the directory ``path``, which is made where it is missing.
 
-    The files appear under their names when all of them are whole; when something fails none is left. Names follow
-    the time, so that files of a later call come after those of an earlier one, and never take an existing name.
+    The files appear under their names when all of them are complete; after a failure none is left. Names follow the
+    time, so that files of a later call come after those of an earlier one, and never take an existing name.
     """
     mode = _checked_mode(mode)
     min_rows_per_file = optional_whole("min_rows_per_file", min_rows_per_file, 1)
     max_rows_per_file = optional_whole("max_rows_per_file", max_rows_per_file, 1)
     _check_rows(min_rows_per_file, max_rows_per_file)
     path = path_text("path", path)
-    as_arrow_filesystem(filesystem)  # to refuse what is none
+    as_arrow_filesystem(filesystem)  # to refuse other objects
     target = _opened(path, filesystem)
     before = target.files(suffix)
     if before and mode == "ignore":
@@ -84,7 +84,7 @@ def write_files(
 def _typed(
     plan: Plan, pieces: Iterable[pa.Table], columns_if_empty: Callable[[], pa.Schema]
 ) -> Iterator[pa.Table]:
-    """The pieces, all of one schema; one without rows where there is none, so that the columns are known."""
+    """Yield the pieces, all of one schema; an empty one where there are none, so that the columns are known."""
     schema: pa.Schema | None = None
     for piece in pieces:
         if schema is None:
@@ -115,26 +115,26 @@ def _check_rows(fewest: int | None, most: int | None) -> None:
         )
 
 
-# --------------------------------------------------------------------------- where files go
+# --------------------------------------------------------------------------- destinations
 
 
 class Target(Protocol):
     """A directory that files are added to."""
 
     def files(self, suffix: str) -> list[str]:
-        """Names of the files with this suffix that are there already; hidden ones do not count."""
+        """Return the names of existing files with this suffix, except hidden ones."""
 
     def add(self, name: str, table: pa.Table, write: WriteTable) -> None:
         """Write one file."""
 
     def finish(self) -> None:
-        """Let all that was added appear under their names."""
+        """Publish all added files under their names."""
 
     def undo(self) -> None:
-        """Remove all that was added."""
+        """Remove all added files."""
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove files that were there."""
+        """Remove existing files."""
 
 
 def _opened(path: str, filesystem: Any) -> Target:
@@ -146,7 +146,7 @@ def _opened(path: str, filesystem: Any) -> Target:
 
 
 class _LocalTarget:
-    """A directory of this machine. Files are hidden until all are whole."""
+    """A directory of this machine. Files are hidden until all are complete."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -186,7 +186,7 @@ class _LocalTarget:
 
 
 class _StoreTarget:
-    """An object store, or somebody's own file system: nothing is hidden there, so a file appears when it is whole."""
+    """An object store, or a user's file system: it has no hidden files, so each file appears when it is complete."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -218,11 +218,11 @@ class _StoreTarget:
             self._storage.delete(name)
 
 
-# --------------------------------------------------------------------------- forms of files
+# --------------------------------------------------------------------------- file formats
 
 
 def parquet_writer(arguments: dict[str, Any]) -> WriteTable:
-    """Writes Parquet with pyarrow's own arguments. Row groups have about :data:`ROW_GROUP_BYTES` unless these say."""
+    """Return a writer of Parquet with pyarrow's arguments. Row groups have :data:`ROW_GROUP_BYTES` by default."""
     import pyarrow.parquet as parquet
 
     nothing = pa.table({"column": pa.nulls(0)})
@@ -243,7 +243,7 @@ def parquet_writer(arguments: dict[str, Any]) -> WriteTable:
 
 
 def csv_writer(arguments: dict[str, Any]) -> WriteTable:
-    """Writes CSV with a header line, with pyarrow's own arguments."""
+    """Return a writer of CSV with a header line, with pyarrow's arguments."""
     import pyarrow.csv as csv
 
     nothing = pa.table({"column": pa.nulls(0)})
@@ -277,7 +277,7 @@ def _check_arguments(
     try:
         write(nothing, pa.BufferOutputStream(), **arguments)
     except (pa.ArrowException, ValueError, KeyError):
-        pass  # they may name columns, of which there are none yet
+        pass  # they may name columns, which are not known yet
     except ODD as error:
         given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items())
         is_unknown = isinstance(error, TypeError) and "unexpected keyword" in str(error)
@@ -288,7 +288,7 @@ def _check_arguments(
 
 
 def _with_text_for_bytes(table: pa.Table) -> pa.Table:
-    """Bytes as the text that they are; raises :class:`DataError` where they are none."""
+    """Return bytes as UTF-8 text; raises :class:`DataError` where they are not text."""
     for place, field in enumerate(table.schema):
         if _holds_bytes(field.type):
             try:
@@ -303,7 +303,7 @@ def _with_text_for_bytes(table: pa.Table) -> pa.Table:
 
 
 def _holds_bytes(kind: Any) -> bool:
-    """Whether values are bytes, or have some inside."""
+    """Return whether values are bytes, or contain some."""
     if isinstance(kind, pa.BaseExtensionType):
         return _holds_bytes(kind.storage_type)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
@@ -312,7 +312,7 @@ def _holds_bytes(kind: Any) -> bool:
 
 
 def json_writer() -> WriteTable:
-    """Writes one JSON object per line. What JSON has no form for is text (times, decimals) or null (NaN, infinity)."""
+    """Return a writer of JSON lines. Values unknown to JSON become text (times, decimals) or null (NaN, infinity)."""
 
     def write(table: pa.Table, path: str) -> None:
         for field in table.schema:
@@ -331,7 +331,7 @@ def json_writer() -> WriteTable:
 
 
 def _with_lists_for_tensors(table: pa.Table) -> pa.Table:
-    """Tensors as nested lists: as Python's values they would be flat."""
+    """Return tensors as nested lists: as Python values they would be flat."""
     for place, field in enumerate(table.schema):
         if isinstance(field.type, pa.FixedShapeTensorType):
             lists = [as_lists(chunk) for chunk in table.column(place).chunks]
@@ -340,7 +340,7 @@ def _with_lists_for_tensors(table: pa.Table) -> pa.Table:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has a form for."""
+    """Return a value that JSON can represent."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Data that is not what it was when a position in it was saved: the cause, and what to do about it."""
+"""Data that differ from those of a saved position: the cause, and the remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def changed_message(prepared: Prepared, saved: Position) -> str:
 
 
 def mixing_warning(prepared: Prepared) -> str:
-    """Return what to add to the remark that an epoch starts again with changed data; "" where nothing is held out."""
+    """Return the addition to the warning that an epoch restarts with changed data; "" where no rows are held out."""
     if not _is_sampled(prepared.inspected.plan):
         return ""
     return (

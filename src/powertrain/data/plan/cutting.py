@@ -1,4 +1,4 @@
-"""Which rows of a manifest count after a limit, a split or a repartition. Pure: blocks in, blocks out."""
+"""The rows of a manifest after a limit, a split or a repartition. Pure: blocks in, blocks out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from powertrain.data.plan.plan import Block
 
 
 def between(blocks: Iterable[Block], start: int, stop: int) -> tuple[Block, ...]:
-    """Rows ``start`` to before ``stop``, counted over all blocks; blocks of which nothing is left are left out."""
+    """Return rows ``start`` to before ``stop``, counted over all blocks, without empty blocks."""
     found, first = [], 0
     for block in blocks:
         low, high = max(start - first, 0), min(stop - first, block.rows)
@@ -23,7 +23,7 @@ def between(blocks: Iterable[Block], start: int, stop: int) -> tuple[Block, ...]
 
 
 def pieces(blocks: Sequence[Block], cuts: Sequence[int]) -> list[tuple[Block, ...]]:
-    """The rows before, between and after ``cuts``, which do not fall; a cut beyond the end is at the end."""
+    """Return the rows before, between and after the ascending ``cuts``; a cut beyond the end is at the end."""
     found: list[list[Block]] = [[] for _ in range(len(cuts) + 1)]
     piece = first = 0
     for block in blocks:
@@ -39,12 +39,12 @@ def pieces(blocks: Sequence[Block], cuts: Sequence[int]) -> list[tuple[Block, ..
 
 
 def even_cuts(rows: int, count: int) -> list[int]:
-    """Where to cut ``rows`` rows into ``count`` pieces whose sizes differ by at most one."""
+    """Return the cuts of ``rows`` rows into ``count`` pieces whose sizes differ by at most one."""
     return [number * rows // count for number in range(1, count)]
 
 
 def proportional_cuts(rows: int, proportions: Sequence[float]) -> list[int]:
-    """Where to cut so that each piece has its proportion of the rows, rounded down; the rest is one more piece."""
+    """Return the cuts that give each piece its proportion of the rows, rounded down; the rest is one more piece."""
     total, cuts = Fraction(0), []
     for proportion in proportions:
         total += decimal(proportion)
@@ -53,14 +53,14 @@ def proportional_cuts(rows: int, proportions: Sequence[float]) -> list[int]:
 
 
 def rows_of_test(rows: int, test_size: Union[int, float]) -> int:
-    """How many of ``rows`` rows are the test's: at least one, and at least one is left, where there are two."""
+    """Return the number of test rows: at least one, with at least one left, where there are two."""
     if isinstance(test_size, int):
         return test_size
     return max(min(rows - int((1 - decimal(test_size)) * rows), rows - 1), min(rows, 1))
 
 
 def shares(counts: Sequence[int], wanted: int) -> list[int]:
-    """How many to take of each of some heaps so that ``wanted`` are taken of all, each in proportion to its size."""
+    """Return how many to take from each count so that ``wanted`` are taken in all, each in proportion to its size."""
     total, before, taken = sum(counts), 0, []
     for count in counts:
         after = before + count
@@ -70,7 +70,7 @@ def shares(counts: Sequence[int], wanted: int) -> list[int]:
 
 
 def repartitioned(blocks: Sequence[Block], cuts: Sequence[int]) -> tuple[Block, ...] | None:
-    """The same rows in blocks that end at these cuts, or None where one of them would need rows of two blocks."""
+    """Return the same rows in blocks that end at these cuts, or None where one would need rows of two blocks."""
     parts = pieces(blocks, cuts)
     if any(len(part) > 1 for part in parts):
         return None
@@ -78,7 +78,7 @@ def repartitioned(blocks: Sequence[Block], cuts: Sequence[int]) -> tuple[Block, 
 
 
 def by_part(blocks: Iterable[Block]) -> dict[int, list[Block]]:
-    """The blocks of each part of a plan, in their order."""
+    """Return the blocks of each part of a plan, in their order."""
     found: dict[int, list[Block]] = {}
     for block in blocks:
         found.setdefault(block.part, []).append(block)
@@ -86,11 +86,11 @@ def by_part(blocks: Iterable[Block]) -> dict[int, list[Block]]:
 
 
 def sizes(rows: int, cuts: Sequence[int]) -> Iterator[int]:
-    """How many rows lie before, between and after the cuts."""
+    """Yield the numbers of rows before, between and after the cuts."""
     edges = [0, *cuts, rows]
     return (high - low for low, high in itertools.pairwise(edges))
 
 
 def decimal(number: float) -> Fraction:
-    """A number as a person wrote it: 0.1 is one tenth, which the float is not."""
+    """Return a number as it was written: 0.1 is one tenth, which the float is not."""
     return Fraction(repr(float(number)))

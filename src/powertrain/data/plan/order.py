@@ -1,17 +1,17 @@
 """The order of an epoch: a pure function of (rows of each block, seed, epoch), never of the number of ranks.
 
-An epoch has N **slots**. :class:`EpochOrder` says which row each slot holds. There are four ways:
+An epoch has N **slots**. :class:`EpochOrder` maps each slot to a row. There are four ways:
 
 - ``"none"``: slot i is row i, in the order of the files.
 - ``"rows"``: one permutation of all rows, for data that is in memory anyway.
 - ``"blocks"``: the rows of each block are shuffled among themselves; blocks are permuted and laid end to end on a
   line of N rows; the line is cut into L **lanes** of nearly equal length. Slot i is row (i div L) of lane (i mod L).
-  So whoever reads some lanes reads each of its blocks about once, and a batch still has rows from L places of the
+  So a reader of some lanes reads each of its blocks about once, and a batch still has rows from L places of the
   data. A giant block counts as several of :data:`MOST_SHUFFLED` rows, so that no permutation is huge.
 - a number k: as ``"none"``, but shuffled within each window of k slots.
 
-Random words are those of Philox, and permutations are made from them here, so that the order does not depend
-on the version of a library.
+Random words are those of Philox, and permutations are made from them here, so that the order does not depend on the
+version of a library.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Shuffle = Union[str, int]
 LANES = 64
 #: At most this many rows of a block are shuffled among themselves.
 MOST_SHUFFLED = 2**18
-#: Permutations that are kept beyond two for each lane: one that it reads, and one that it goes on to.
+#: Permutations kept beyond two for each lane: the current one, and the next.
 _KEPT_BEYOND = 16
-#: Rows of a lane that are looked up together, and how many such tables are kept.
+#: Rows of a lane that are located together, and the number of such tables kept.
 _TABLE_ROWS = 512
 _KEPT_TABLES = 4
 
 
 def permutation(size: int, *key: object) -> Ints:
-    """The numbers from 0 to ``size - 1`` in an order that follows from ``key`` alone."""
+    """Return the numbers from 0 to ``size - 1`` in an order that follows from ``key`` alone."""
     if size <= 1:
         return np.zeros(size, np.int64)
     words = np.random.Philox(key=_philox_key(key)).random_raw(size)
-    order = np.argsort(words)  # fast, but equal words might come either way round
+    order = np.argsort(words)  # fast, but the order of equal words is undefined
     ordered = words[order]
     if (ordered[1:] == ordered[:-1]).any():
         order = np.argsort(words, kind="stable")
@@ -59,7 +59,7 @@ def _philox_key(parts: tuple[object, ...]) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class Located:
-    """Where the rows of some slots are: a block of the data, and the row's number within it."""
+    """The location of the rows of some slots: a block of the data, and the row's number within it."""
 
     blocks: Ints
     offsets: Ints
@@ -71,12 +71,12 @@ class _Table:
 
     blocks: Ints
     offsets: Ints
-    #: Which lanes have been looked at.
+    #: The lanes that are filled in.
     filled: npt.NDArray[np.bool_]
 
 
 class EpochOrder:
-    """Which row each slot of one epoch holds."""
+    """The mapping from the slots of one epoch to rows."""
 
     def __init__(
         self, block_rows: Sequence[int] | Ints, *, seed: int, epoch: int, shuffle: Shuffle, lanes: int = LANES
@@ -86,7 +86,7 @@ class EpochOrder:
         self.seed, self.epoch, self.shuffle = seed, epoch, shuffle
         self.lanes = max(1, min(lanes, self.rows)) if shuffle == "blocks" else 1
         self._blocks, self._firsts, sizes = _cells(rows)
-        #: Cells in the order in which they lie on the line, and where each begins there.
+        #: Cells in their order on the line, and the start of each there.
         self._sequence = np.arange(len(sizes), dtype=np.int64)
         if shuffle == "blocks":
             self._sequence = permutation(len(sizes), seed, epoch, "blocks")
@@ -99,7 +99,7 @@ class EpochOrder:
         self._looking_up = threading.Lock()
 
     def locate(self, slots: Ints) -> Located:
-        """Where the rows of these slots are; any slots, in any order. Any thread."""
+        """Return the location of the rows of these slots; any slots, in any order. Any thread."""
         if self.shuffle == "blocks":
             return self._in_lanes(slots)
         on_line = self._on_line(slots)
@@ -107,10 +107,10 @@ class EpochOrder:
         return Located(self._blocks[at], self._firsts[at] + on_line - self._line[at])
 
     def chunks(self, slots: Ints, size: int) -> Ints:
-        """The first slot of the chunk that each slot is in.
+        """Return the first slot of the chunk of each slot.
 
-        A chunk is at most ``size`` neighbours of one lane and one block. Chunks part the slots of the epoch, whoever
-        asks: what is computed from the rows of a chunk together is the same at any number of ranks.
+        A chunk is at most ``size`` neighbours of one lane and one block. Chunks partition the slots of the epoch
+        independently of the reader: a result computed from the rows of a chunk is the same at any number of ranks.
         """
         lanes = slots % self.lanes
         lane_starts = self._lane_starts[lanes]
@@ -120,7 +120,7 @@ class EpochOrder:
         return (places - inside - lane_starts) * self.lanes + lanes
 
     def chunk(self, slot: int, size: int) -> Ints:
-        """All slots of the chunk that ``slot`` is in, in order."""
+        """Return all slots of the chunk of ``slot``, in order."""
         lane = slot % self.lanes
         lane_start = int(self._lane_starts[lane])
         place = lane_start + slot // self.lanes
@@ -130,14 +130,14 @@ class EpochOrder:
         return (places - lane_start) * self.lanes + lane
 
     def step(self, start: int, stop: int) -> Ints:
-        """The slots from ``start`` to ``stop`` (at most N), those of a lane together, in the order of the lanes."""
+        """Return the slots from ``start`` to ``stop`` (at most N), grouped by lane."""
         slots = np.arange(start, min(stop, self.rows), dtype=np.int64)
         if self.lanes == 1:
             return slots
         return slots[np.argsort(slots % self.lanes, kind="stable")]
 
     def _on_line(self, slots: Ints) -> Ints:
-        """The place on the line of the row that each slot holds, where there is one lane."""
+        """Return the place on the line of the row of each slot, where there is one lane."""
         if self.shuffle == "none":
             return slots
         if self.shuffle == "rows":
@@ -155,7 +155,7 @@ class EpochOrder:
         return found
 
     def _in_lanes(self, slots: Ints) -> Located:
-        """Looked up in tables of a few hundred rows of each lane, which are made lane by lane as they are needed."""
+        """Locate slots with tables of a few hundred rows of each lane, filled lane by lane as needed."""
         lanes, places = slots % self.lanes, slots // self.lanes
         windows = places // _TABLE_ROWS
         found = Located(np.empty_like(slots), np.empty_like(slots))
@@ -168,7 +168,7 @@ class EpochOrder:
         return found
 
     def _table(self, window: int, lanes: Ints) -> _Table:
-        """The table of a window, with at least these lanes filled in."""
+        """Return the table of a window, with at least these lanes filled in."""
         with self._looking_up:
             table = self._tables.get(window)
             if table is None:
@@ -185,7 +185,7 @@ class EpochOrder:
             return table
 
     def _fill(self, table: _Table, lane: int, first: int) -> None:
-        """Write down where rows ``first`` and following of a lane are."""
+        """Store the location of rows ``first`` and following of a lane."""
         at = int(self._lane_starts[lane]) + first
         end = min(at + _TABLE_ROWS, int(self._lane_starts[lane + 1]))
         cell = int(np.searchsorted(self._line, at, side="right")) - 1
@@ -202,7 +202,7 @@ class EpochOrder:
             cell += 1
 
     def _stretches(self, places: Ints, lanes: Ints) -> tuple[Ints, Ints]:
-        """From where to where on the line each place's neighbours reach: within one lane, and one block or window."""
+        """Return the stretch of each place's neighbours on the line: within one lane, and one block or window."""
         if self.shuffle == "rows":
             return np.zeros_like(places), np.full_like(places, self.rows)
         if isinstance(self.shuffle, int):
@@ -213,7 +213,7 @@ class EpochOrder:
         return starts, np.minimum(self._line[ends], self._lane_starts[lanes + 1])
 
     def _shuffled(self, start: int, stop: int) -> npt.NDArray[np.int32]:
-        """The places of a stretch of the line in another order, counted from its start."""
+        """Return the places of a stretch of the line in shuffled order, counted from its start."""
         with self._keeping:
             found = self._permutations.get(start)
             if found is not None:
@@ -228,7 +228,7 @@ class EpochOrder:
 
 
 def _cells(block_rows: Ints) -> tuple[Ints, Ints, Ints]:
-    """What is shuffled together: (block, first row in it, rows) of each cell, a block or a part of a giant one."""
+    """Return (block, first row in it, rows) of each cell that is shuffled as one: a block or a part of a giant one."""
     counts = np.maximum(-(-block_rows // MOST_SHUFFLED), 1)
     blocks = np.repeat(np.arange(len(block_rows), dtype=np.int64), counts)
     firsts = (np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)) * MOST_SHUFFLED
@@ -239,18 +239,18 @@ def _cells(block_rows: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def part_of(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Which of ``count`` things are ``rank``'s: from the first to before the second. Parts differ by at most one."""
+    """Return the range of ``count`` items that belongs to ``rank``, end excluded. Parts differ by at most one."""
     return rank * count // world_size, (rank + 1) * count // world_size
 
 
 def share(slots: Ints, rank: int, world_size: int) -> Ints:
-    """The part of a step's slots that ``rank`` takes."""
+    """Return the part of a step's slots that ``rank`` takes."""
     start, stop = part_of(len(slots), rank, world_size)
     return slots[start:stop]
 
 
 def steps_left(rows: int, position: int, batch: int, tail: str) -> int:
-    """How many steps of ``batch`` rows an epoch of ``rows`` has after ``position``; every rank finds the same number.
+    """Return the steps of ``batch`` rows left in an epoch of ``rows`` after ``position``; the same on every rank.
 
     ``position`` is negative where rows of the epoch before are carried into this one.
     """
@@ -259,5 +259,5 @@ def steps_left(rows: int, position: int, batch: int, tail: str) -> int:
 
 
 def after_epoch(rows: int, position: int, batch: int, tail: str) -> int:
-    """The position at which the next epoch begins, when this one has given all its steps and stands at ``position``."""
+    """Return the position at which the next epoch begins, after all steps of this one up to ``position``."""
     return position - rows if tail == "carry" and position < rows else 0

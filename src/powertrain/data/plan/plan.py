@@ -1,4 +1,4 @@
-"""What a Dataset stands for: sources, what is done to their rows, and which blocks of them count. Values only."""
+"""The plan of a Dataset: sources, operations on their rows, and the blocks in use. Values only."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from powertrain.data.operations.operation import Operation
     from powertrain.data.sources.base import Source
 
-#: In-memory data of up to this many rows is permuted row by row; a larger one like files, block by block.
+#: In-memory data of up to this many rows is permuted row by row; larger data like files, block by block.
 MOST_PERMUTED_ROWS = 2**24
 
 
 @dataclass(frozen=True)
 class Part:
-    """One source and what is done to each of its rows on the way."""
+    """One source and the operations on its rows."""
 
     source: Source
     operations: tuple[Operation, ...] = ()
@@ -44,19 +44,20 @@ class Plan:
     """A lazy dataset. Nothing is read to make one or to change one."""
 
     parts: tuple[Part, ...]
-    #: Which blocks count; None for all of all sources, in order.
+    #: The blocks in use; None for all of all sources, in order.
     blocks: tuple[Block, ...] | None = None
-    #: Whether rows are shuffled, and by which seed; None draws one when it is first needed.
+    #: True for shuffled rows, and the seed; None draws one when it is first needed.
     shuffled: bool = False
     seed: int | None = None
 
     def then(self, operation: Operation) -> Plan:
-        """This plan with one more thing done to every row."""
+        """Return this plan with one more operation."""
         parts = tuple(replace(part, operations=(*part.operations, operation)) for part in self.parts)
         return replace(self, parts=parts)
 
     def inspected(self) -> Inspected:
-        """With what the sources say of themselves. Reads footers, lists directories, counts rows: raises DataError."""
+        """Return the plan with its sources inspected: reads footers, lists directories, counts rows. Raises
+        DataError."""
         facts = [part.source.inspect() for part in self.parts]
         blocks = self.blocks
         if blocks is None:
@@ -71,7 +72,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Inspected:
-    """A plan whose sources have been looked at: the manifest of its blocks."""
+    """A plan whose sources have been inspected: the manifest of its blocks."""
 
     plan: Plan
     blocks: tuple[Block, ...]
@@ -82,7 +83,7 @@ class Inspected:
 
     @property
     def rows(self) -> int:
-        """How many rows there are, before operations that leave some out or add some."""
+        """Number of rows, before operations that remove or add some."""
         return sum(block.rows for block in self.blocks)
 
     @property
@@ -91,12 +92,12 @@ class Inspected:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when rows, their number or their order in the files do: 32 characters."""
+        """A text of 32 characters that changes with the rows, their number or their order in the files."""
         return self._with_blocks(self.fingerprints)
 
     @property
     def earlier_fingerprint(self) -> str:
-        """The fingerprint in the positions that older versions saved; the same one where nothing has changed."""
+        """The fingerprint in positions saved by older versions; the same one where nothing has changed."""
         return self._with_blocks(self.earlier_fingerprints or self.fingerprints)
 
     def _with_blocks(self, fingerprints: tuple[str, ...]) -> str:
@@ -108,7 +109,7 @@ class Inspected:
 
     @property
     def shuffle(self) -> Shuffle:
-        """How an epoch is shuffled: see :class:`~powertrain.data.plan.order.EpochOrder`."""
+        """The shuffle of an epoch: see :class:`~powertrain.data.plan.order.EpochOrder`."""
         if not self.plan.shuffled:
             return "none"
         in_memory = all(part.source.in_memory for part in self.plan.parts)
@@ -116,16 +117,16 @@ class Inspected:
 
     @property
     def is_exact(self) -> bool:
-        """True when every row of the sources gives exactly one row: no opaque filter, no count-changing map."""
+        """True when every source row yields exactly one row: no opaque filter, no count-changing map."""
         return all(operation.keeps_count for part in self.plan.parts for operation in part.operations)
 
     def schema(self) -> pa.Schema:
-        """The schema of the first part's source; what operations make of it is only known by running them."""
+        """Return the schema of the first part's source; that after operations is only known by running them."""
         return self.plan.parts[0].source.inspect().schema
 
 
 def union(plans: Iterable[Plan]) -> Plan:
-    """The rows of all plans, one after the other, in one order."""
+    """Return the plan of the rows of all plans, one after the other, in one order."""
     plans = list(plans)
     parts = tuple(part for plan in plans for part in plan.parts)
     blocks: list[Block] | None = None

@@ -1,4 +1,4 @@
-"""Where a dataset stands, as a value of constant size that is the same on every rank."""
+"""The position in a dataset, as a value of constant size that is the same on every rank."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from powertrain.errors import DataError
 if TYPE_CHECKING:
     from powertrain.data.plan.prepared import Prepared
 
-#: The form of a saved position.
+#: Version of the format of a saved position.
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class Position:
-    """What the next iteration would give: ``position`` slots of ``epoch`` are behind.
+    """The position of the next iteration: ``position`` slots of ``epoch`` are consumed.
 
-    Below 0 are rows of the epoch before that were carried into this one.
+    A negative position means rows of the previous epoch that were carried into this one.
     """
 
     epoch: int
@@ -35,7 +35,7 @@ class Position:
 
     @classmethod
     def beginning(cls, prepared: Prepared, epoch: int = 0) -> Position:
-        """The start of an epoch."""
+        """Return the start of an epoch."""
         return cls(
             epoch=epoch,
             position=0,
@@ -48,11 +48,11 @@ class Position:
 
     @classmethod
     def at(cls, other: Position, epoch: int, position: int) -> Position:
-        """Another place of the same data."""
+        """Return another position in the same data."""
         return replace(other, epoch=epoch, position=position)
 
     def with_seed(self, seed: int) -> Position:
-        """The same place of another order. In mid-epoch rows would be lost, so there it is refused."""
+        """Return the same position in another order. Refused in mid-epoch, where rows would be lost."""
         if self.position != 0:
             raise DataError(
                 f"The current epoch was started with seed {self.seed} and cannot continue with seed {seed}: rows would "
@@ -61,12 +61,12 @@ class Position:
         return replace(self, seed=seed)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values: at most 400 bytes as JSON."""
+        """Return plain values: at most 400 bytes as JSON."""
         return {"v": self.v, **{name: value for name, value in asdict(self).items() if name != "v"}}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any], name: str) -> Position:
-        """A position that :meth:`as_dict` has given. Raises :class:`DataError` for anything else."""
+        """Return a position made by :meth:`as_dict`. Raises :class:`DataError` for anything else."""
         try:
             state = dict(state) if isinstance(state, Mapping) else {}
         except ODD:
@@ -95,7 +95,7 @@ class Position:
 
 
 def _is_shuffle(value: Any) -> bool:
-    """True for a way to shuffle, also that of loaders whose samplers have an order of their own."""
+    """Return True for a valid shuffle, also that of loaders whose samplers have an order of their own."""
     if isinstance(value, str):
         return value in ("none", "rows", "blocks", "own")
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -22,10 +22,10 @@ Given = Union["Dataset", Callable[[], "Dataset"]]
 def prepare(
     datasets: Mapping[str, Given], config: DataConfig, seed: int, directory: str
 ) -> dict[str, Prepared]:
-    """Look at the datasets of a run: raises :class:`DataError` for what cannot be read, before any process starts.
+    """Inspect the datasets of a run: raises :class:`DataError` for unreadable data before any process starts.
 
-    Rows that are in this process's memory are put into files below ``directory``, where every rank of this machine
-    maps them. ``seed`` orders those datasets that were not given a seed of their own.
+    Rows in this process's memory are written to files below ``directory``, where every rank of this machine maps them.
+    ``seed`` orders the datasets without a seed of their own.
     """
     return {
         name: _prepared(name, _plan_of(name, given), config.is_split(name), seed, directory)

@@ -24,12 +24,12 @@ def cut_rows(
     window: int = 0,
     random: np.random.Generator | None = None,
 ) -> Iterator[Rows]:
-    """The same rows in batches of ``size``, then one of the rest if ``keeps_rest``.
+    """Yield the same rows in batches of ``size``, then one of the rest if ``keeps_rest``.
 
     With ``random`` each batch is drawn from at least ``window`` rows more than it has, as long as there are as many.
     """
     held: list[Rows] = []
-    # Half a window more is awaited before rows are drawn again, so that each is moved a few times only.
+    # Half a window more is awaited before rows are drawn again, which limits the moves of each row.
     enough = size + window + window // 2
     for piece in pieces:
         held.append(piece)
@@ -56,7 +56,7 @@ def _mixed(held: list[Rows], random: np.random.Generator | None) -> Rows:
 
 
 def _numbered(tables: Iterable[pa.Table]) -> Iterator[Rows]:
-    """Rows, numbered as they come: errors name them so."""
+    """Yield rows, numbered in the order of arrival: errors name them so."""
     import numpy as np
 
     from powertrain.data.rows.formats import from_arrow
@@ -70,13 +70,13 @@ def _numbered(tables: Iterable[pa.Table]) -> Iterator[Rows]:
 
 @dataclass(frozen=True)
 class StreamCut(Generic[T]):
-    """How an epoch is cut into batches, and what becomes of each."""
+    """How an epoch is cut into batches, and how each is converted."""
 
     #: Rows of this rank's batches.
     rows: int
     keeps_rest: bool
     convert: Callable[[Rows], T]
-    #: Batches that are made before they are asked for; 0 makes each when it is asked for.
+    #: Number of prefetched batches; 0 makes each batch on request.
     prefetch: int
     #: Rows beyond a batch that it is drawn from; None where rows stay in Ray's order.
     window: int | None = None

@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 EPOCH, SCHEMA = b"E", b"S"
 ROWS, END, FAILED = b"R", b"D", b"F"
-#: Rows travel in frames of about this many bytes.
+#: Approximate bytes of a frame of rows.
 _FRAME_BYTES = 4 * 2**20
 _HEAD = struct.Struct("<cQ")
-#: Seconds for which the feed is awaited: it is opened before the rank starts, on the same machine.
-_CONNECT_WITHIN = 30.0
+#: Seconds to wait for the feed: it is opened before the rank starts, on the same machine.
+_CONNECT_TIMEOUT_S = 30.0
 
 
 def send_frame(connection: socket.socket, kind: bytes, content: Any = b"") -> None:
-    """Send one frame whole. Raises ``OSError`` when the other side has hung up."""
+    """Send one whole frame. Raises ``OSError`` when the other side has closed."""
     content = memoryview(content)
     connection.sendall(_HEAD.pack(kind, content.nbytes))
     connection.sendall(content)
 
 
 def send_table(connection: socket.socket, table: pa.Table) -> None:
-    """Send the rows of a table, in as many frames as it takes; nothing where it has none."""
+    """Send the rows of a table, in as many frames as needed; none for a table without rows."""
     rows = max(1, int(table.num_rows * _FRAME_BYTES / max(table.nbytes, 1)))
     for start in range(0, table.num_rows, rows):
         send_frame(connection, ROWS, _as_stream(table.slice(start, rows)))
 
 
 def send_schema(connection: socket.socket, schema: pa.Schema) -> None:
-    """Send the columns, and no row."""
+    """Send the columns, without rows."""
     send_frame(connection, ROWS, _as_stream(schema.empty_table()))
 
 
@@ -52,7 +52,7 @@ def _as_stream(table: pa.Table) -> pa.Buffer:
 
 
 class FeedRequest:
-    """One connection to a feed, and what comes over it."""
+    """One connection to a feed, and the tables received over it."""
 
     def __init__(self, name: str, address: str, kind: bytes) -> None:
         self._name = name
@@ -60,7 +60,7 @@ class FeedRequest:
         self._connection.sendall(kind)
 
     def tables(self) -> Iterator[pa.Table]:
-        """What the feed sends until its end, in Arrow's plain types. Raises :class:`DataError`."""
+        """Yield the feed's tables until its end, in Arrow's plain types. Raises :class:`DataError`."""
         from powertrain.data.sources.plain import plain_table
 
         while True:
@@ -72,11 +72,11 @@ class FeedRequest:
             yield plain_table(_opened(content))
 
     def hang_up(self) -> None:
-        """Wake whoever waits for the feed, and let the feed know. May be called again, and by any thread."""
+        """Close the connection and wake the waiting thread. Idempotent; may be called by any thread."""
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the other side was first
+            pass  # the other side closed first
         self._connection.close()
 
     def _frame(self) -> tuple[bytes, memoryview]:
@@ -90,7 +90,7 @@ class FeedRequest:
             try:
                 received = self._connection.recv_into(content[at:])
             except OSError:
-                received = 0  # hung up here or there, which is the same to whoever waits
+                received = 0  # closed by either side, which makes no difference to the waiting thread
             if received == 0:
                 raise DataError(
                     f"The process that reads the Ray dataset {self._name!r} for this rank has ended in mid-epoch. Its "
@@ -108,8 +108,8 @@ def _opened(content: memoryview) -> pa.Table:
 
 
 def _connected(name: str, address: str) -> socket.socket:
-    """A connection to the feed at ``address``. Raises :class:`DataError` where none comes about."""
-    deadline = time.monotonic() + _CONNECT_WITHIN
+    """Return a connection to the feed at ``address``. Raises :class:`DataError` where it cannot be made."""
+    deadline = time.monotonic() + _CONNECT_TIMEOUT_S
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -1,12 +1,13 @@
-"""A rank's part of a dataset of Ray's. Somebody else is in Ray and reads it; the rank itself needs no Ray.
+"""A rank's part of a Ray dataset. Another process, which runs in Ray, reads it; the rank itself needs no Ray.
 
-Between the two is a Unix socket. The rank opens a connection for each thing that it asks for:
+Between the two is a Unix socket. The rank opens a connection for each request:
 
     rank   one byte: EPOCH or SCHEMA
     feed   EPOCH: any number of ROWS, then END or FAILED. SCHEMA: one ROWS without rows, or FAILED.
 
-A frame is its kind (one byte), the length of its content (eight bytes, the lowest first) and the content: an Arrow IPC
-stream, or text. A rank that leaves an epoch hangs up. How far the feed may be ahead is what the socket holds.
+A frame is its kind (one byte), the length of its content (eight bytes, little-endian) and the content: an Arrow IPC
+stream, or text. A rank that leaves an epoch closes the connection. The socket's buffer limits how far the feed is
+ahead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from powertrain.data.arguments import flag, one_of, seed_number, whole
 from powertrain.data.batch_arguments import LARGEST_BATCH
 from powertrain.data.batching import BATCH_SIZE, UNWATCHED, Watch, formatted, watched_copies
-from powertrain.data.loading.early_ends import EarlyEnds, is_look
+from powertrain.data.loading.early_ends import EarlyEnds, is_peek
 from powertrain.data.loading.pipeline import Pipeline
 from powertrain.data.ray.cutting import StreamCut, T
 from powertrain.data.ray.protocol import EPOCH, SCHEMA, FeedRequest
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from powertrain.data.dataset import Dataset
 
-#: Types of Ray's own that mean nothing outside Ray, and what to do about them.
+#: Ray's own types that cannot be used outside Ray, and the remedies.
 _ONLY_IN_RAY = {
     "ray.data.arrow_pickled_object": "holds Python objects. Let map() or map_batches() turn them into numbers, text or "
     "lists",
@@ -43,8 +44,8 @@ _ONLY_IN_RAY = {
 }
 
 
-def refuse_what_is_only_rays(schema: pa.Schema) -> None:
-    """Raise :class:`DataError` for a column whose values only a process in Ray understands."""
+def refuse_ray_only_types(schema: pa.Schema) -> None:
+    """Raise :class:`DataError` for a column whose values can only be read in Ray."""
     for field in schema:
         name = getattr(field.type, "extension_name", "")
         if name in _ONLY_IN_RAY:
@@ -54,12 +55,12 @@ def refuse_what_is_only_rays(schema: pa.Schema) -> None:
 
 
 class StreamedShard(TensorflowBatches):
-    """One rank's part of a dataset of Ray's, streamed from Ray as it is computed there.
+    """One rank's part of a Ray dataset, streamed from Ray while it is computed there.
 
-    Each iteration over what :meth:`iter_torch_batches` or :meth:`iter_batches` return is one epoch: one execution of
-    the Ray dataset, which all ranks begin together. Every rank gets the same number of rows. Where an epoch stands is
-    not known: after a restart it begins again. With ``DataConfig(snapshot=True)`` the rows are written once and every
-    guarantee of :class:`~powertrain.data.shard.DataShard` holds.
+    Each iteration over the result of :meth:`iter_torch_batches` or :meth:`iter_batches` is one epoch: one execution of
+    the Ray dataset, which all ranks begin together. Every rank gets the same number of rows. The position in an epoch
+    is not known: after a restart it begins again. With ``DataConfig(snapshot=True)`` the rows are written once and
+    every guarantee of :class:`~powertrain.data.shard.DataShard` holds.
     """
 
     def __init__(
@@ -75,12 +76,13 @@ class StreamedShard(TensorflowBatches):
         warn: Callable[[str], None] = lambda message: None,
         watch: Watch = UNWATCHED,
     ) -> None:
-        """``address`` is the path of the feed's socket. ``resume`` is asked once for what :meth:`kept` gave before a
-        restart; ``began``, ``device``, ``warn`` and ``watch`` are as for :class:`~powertrain.data.shard.DataShard`."""
+        """``address`` is the path of the feed's socket. ``resume`` is called once for the state that :meth:`kept`
+        returned before a restart; ``began``, ``device``, ``warn`` and ``watch`` are as for
+        :class:`~powertrain.data.shard.DataShard`."""
         self.name, self._address, self._device, self.watch = name, address, device, watch
         self.is_split, self._ranks = is_split, world_size if is_split else 1
         self._resume, self._began = resume, began
-        #: Ranks have equally many rows, so each counts the same.
+        #: Ranks have equally many rows, so each has the same weight.
         self.weight = 1.0
         self._next: int | None = None
         self.early_ends = EarlyEnds(name, warn, "shard.peek()")
@@ -109,7 +111,7 @@ class StreamedShard(TensorflowBatches):
         tail: str | None = None,
         seed: int | None = None,
     ) -> StreamedBatches[Any]:
-        """Batches of tensors: see :meth:`powertrain.data.DataShard.iter_torch_batches`.
+        """Return batches of tensors: see :meth:`powertrain.data.DataShard.iter_torch_batches`.
 
         ``tail="carry"`` and ``seed`` are refused, because Ray decides the order; ``global_batch_size`` must be a
         multiple of the number of ranks. ``local_shuffle_buffer_size`` draws each batch from so many more rows.
@@ -140,8 +142,8 @@ class StreamedShard(TensorflowBatches):
         tail: str | None = None,
         seed: int | None = None,
     ) -> StreamedBatches[Any]:
-        """Batches as a dict of numpy arrays (``"numpy"``), a pandas DataFrame or a pyarrow Table. The rest is as for
-        :meth:`iter_torch_batches`."""
+        """Return batches as dicts of numpy arrays (``"numpy"``), pandas DataFrames or pyarrow Tables. See
+        :meth:`iter_torch_batches` for the other arguments."""
         cut = self._cut(
             formatted(batch_format),
             self._rows_of_batch(batch_size, global_batch_size),
@@ -151,7 +153,7 @@ class StreamedShard(TensorflowBatches):
         return StreamedBatches(self, _shuffled(cut, local_shuffle_buffer_size, local_shuffle_seed, seed))
 
     def iter_rows(self, *, prefetch_batches: int = 1) -> Iterator[dict[str, Any]]:
-        """One dict per row, for one epoch."""
+        """Yield one dict per row, for one epoch."""
         from powertrain.data.rows.formats import row_dicts
 
         for rows in StreamedBatches(self, self._cut(row_dicts, BATCH_SIZE, True, prefetch_batches)):
@@ -160,8 +162,8 @@ class StreamedShard(TensorflowBatches):
     def materialize(self) -> Dataset:
         """Read this rank's rows of one epoch into memory: see :meth:`powertrain.data.DataShard.materialize`.
 
-        Ray computes the dataset for it, on all ranks together: call it on every rank. Which rows a rank gets is Ray's
-        choice, and may be another after a restart.
+        Ray computes the dataset for it, on all ranks together: call it on every rank. Ray chooses the rows of each
+        rank, and may choose others after a restart.
         """
         from powertrain.data.reading import from_arrow
 
@@ -190,7 +192,7 @@ class StreamedShard(TensorflowBatches):
         return global_batch_size // self._ranks
 
     def peek(self, **options: Any) -> Any:
-        """Return the first batch of the next epoch, which does not count as an epoch: the loop gets its rows again.
+        """Return the first batch of the next epoch without counting as an epoch: the loop gets its rows again.
 
         Ray begins to compute the dataset for it, on all ranks together: call it on every rank, before the loop.
 
@@ -198,7 +200,7 @@ class StreamedShard(TensorflowBatches):
             **options: Those of :meth:`iter_torch_batches`; or, with ``batch_format``, those of :meth:`iter_batches`.
 
         Returns:
-            The batch: a dict of tensors, or what ``collate_fn`` or ``batch_format`` make of the rows.
+            The batch: a dict of tensors, or the result of ``collate_fn`` or ``batch_format``.
 
         Raises:
             DataError: An epoch is under way, an option has a wrong value, or there are no rows.
@@ -218,10 +220,10 @@ class StreamedShard(TensorflowBatches):
             epoch.close()
             self.early_ends.forget()
 
-    # -- facts
+    # -- metadata
 
     def schema(self) -> pa.Schema:
-        """Columns and types. Asks Ray, which may compute the first rows for it, unless rows have come already."""
+        """Return columns and types. Ray may compute the first rows for it, unless rows have arrived already."""
         if self._schema is not None:
             return self._schema
         if self._live_epoch() is not None:
@@ -237,7 +239,7 @@ class StreamedShard(TensorflowBatches):
         return self._schema
 
     def count(self) -> int:
-        """Not known of rows that are streamed: raises :class:`DataError`."""
+        """Raise :class:`DataError`: the number of streamed rows is not known."""
         raise DataError(
             f"How many rows the Ray dataset {self.name!r} has is only known when it was read to its end. Ask Ray in "
             "the driver (dataset.count()) and hand the number over in train_loop_config, or use "
@@ -253,44 +255,44 @@ class StreamedShard(TensorflowBatches):
         return live.epoch if live is not None else self._following()
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The numbers of the epochs up to ``total``, from the one that comes next: see ``DataShard.epochs``."""
+        """Yield the numbers of the epochs up to ``total``, from the next one: see ``DataShard.epochs``."""
         total = whole("total", total, 0)
         while (epoch := self._following()) < total:
             yield epoch
             live = self._live_epoch()
-            if live is not None and live.is_look:
+            if live is not None and live.is_peek:
                 live.give_up(f"epochs() has moved on to epoch {epoch + 1}, which has ended this iteration.")
             if self._live_epoch() is None and self._following() == epoch:
-                self._next = epoch + 1  # it was not read, or only looked at: go on all the same
+                self._next = epoch + 1  # it was not read, or only inspected: continue all the same
                 self.early_ends.forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """There is none of rows that are streamed: raises :class:`DataError`."""
+        """Raise :class:`DataError`: streamed rows have no position."""
         raise DataError(_no_position(self.name))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is no position to go on from: raises :class:`DataError`."""
+        """Raise :class:`DataError`: streamed rows have no position to resume from."""
         raise DataError(_no_position(self.name))
 
     def kept(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the epoch that the next attempt begins with."""
+        """Return the state for a checkpoint: the epoch that the next attempt begins with."""
         return {"epoch": self.epoch}
 
     def reached(self) -> dict[str, Any]:
-        """How far this shard was read, for people to look at."""
+        """Return the position in this shard, for people to look at."""
         return {"epoch": self.epoch, "batches": self._given}
 
     def close(self) -> None:
-        """Give the epoch under way up."""
+        """Abandon the epoch under way."""
         live = self._live_epoch()
         if live is not None:
             live.close()
 
     def _following(self) -> int:
-        """The number of the epoch that the next iteration begins."""
+        """Return the number of the epoch that the next iteration begins."""
         if self._next is None:
             saved = self._resume()
-            if saved is None:  # not kept: the loop may still ask for its checkpoint before it iterates
+            if saved is None:  # not stored: the loop may still request its checkpoint before it iterates
                 return 0
             self._next = int(saved["epoch"])
         return self._next
@@ -307,7 +309,7 @@ class StreamedShard(TensorflowBatches):
                 "in one loop at a time; give one that is to be read twice at once under two names."
             )
         epoch = self._following()
-        before = self._next  # None as long as a saved position may still be asked for
+        before = self._next  # None as long as a saved position may still be requested
         request = FeedRequest(self.name, self._address, EPOCH)
         self.early_ends.begin(epoch)
         self._next, self._given = epoch + 1, 0
@@ -316,11 +318,11 @@ class StreamedShard(TensorflowBatches):
         self._live = weakref.ref(begun)
         return begun
 
-    def _looked(self, looked: StreamedEpoch[Any]) -> None:
-        """An epoch was given up before its second batch was requested: it does not count."""
+    def on_peek(self, looked: StreamedEpoch[Any]) -> None:
+        """Handle an epoch abandoned before its second batch was requested: it does not count."""
         self._next = looked.before
         if looked.requested:
-            self.early_ends.note_look(looked.epoch)
+            self.early_ends.note_peek(looked.epoch)
 
     def _handed_out(self) -> None:
         self._given += 1
@@ -360,7 +362,7 @@ def _no_position(name: str) -> str:
 
 
 class StreamedBatches(Generic[T]):
-    """What a shard's ``iter_...`` methods return: each iteration over it is one epoch."""
+    """The batches of a shard's ``iter_...`` methods: each iteration over it is one epoch."""
 
     def __init__(
         self,
@@ -381,7 +383,7 @@ class StreamedBatches(Generic[T]):
         try:
             return self._shard._begin(self._cut, self._hand_out)
         finally:
-            watch.go_on(began)
+            watch.finish(began)
 
     @property
     def epoch(self) -> int:
@@ -405,7 +407,7 @@ class StreamedEpoch(Generic[T]):
         self.requested = 0
         #: The number of the shard's next epoch before this one was begun.
         self.before: int | None = epoch
-        #: True once it was read to its end, or given up.
+        #: True once it was read to its end, or abandoned.
         self.over = False
         self._error: BaseException | None = None
         tables = _seen_by(shard, request.tables())
@@ -432,60 +434,60 @@ class StreamedEpoch(Generic[T]):
             made = next(self._pipeline)
         except StopIteration:
             self.over = True
-            self._let_go()
+            self._close()
             raise
         except BaseException as error:
             self._error = error  # rows are missing from here on, which is not the end of the epoch
-            self._let_go()
+            self._close()
             raise
         finally:
-            watch.go_on(began)
+            watch.finish(began)
         batch = self._hand_out(made.batch)
-        watch.came(began, batch, made.rows, made.seconds if self._is_made_ahead else None)
+        watch.record(began, batch, made.rows, made.seconds if self._is_made_ahead else None)
         self._shard._handed_out()
         return batch
 
     def close(self) -> None:
-        """Give the rest of the epoch up. Before the second batch was requested, the epoch does not count as begun."""
+        """Abandon the rest of the epoch. Before the second batch was requested, the epoch does not count as begun."""
         self.give_up("", is_meant=True)
 
     @property
-    def is_look(self) -> bool:
-        """True as long as it would not count as an epoch if it were given up."""
-        return is_look(self.requested)
+    def is_peek(self) -> bool:
+        """True as long as it would not count as an epoch if it were abandoned."""
+        return is_peek(self.requested)
 
     def give_up(self, reason: str, is_meant: bool = False) -> None:
-        """As :meth:`close`; ``reason`` is raised by a later request for a batch. A warning follows unless it
+        """Close as :meth:`close` does; ``reason`` is raised by a later request for a batch. Warns unless it
         ``is_meant``."""
         if self.over:
             return
-        if self.is_look:
-            self._shard._looked(self)
+        if self.is_peek:
+            self._shard.on_peek(self)
         elif not is_meant:
             self._shard.early_ends.note_rest(self.epoch, f"{self._shard._given} batches")
         self.over = True
         self._error = DataError(reason) if reason else None
-        self._let_go()
+        self._close()
 
-    def _let_go(self) -> None:
-        self._request.hang_up()  # first, because the thread that reads ahead may be waiting for rows
+    def _close(self) -> None:
+        self._request.hang_up()  # first, because the prefetching thread may be waiting for rows
         self._pipeline.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_pipeline"):  # it was made
+        if hasattr(self, "_pipeline"):  # the constructor finished
             self.give_up("")
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A batch's rows as they came from Ray, and for how many seconds they were awaited."""
+    """A batch's rows as received from Ray, and the seconds that they were awaited."""
 
     rows: Rows
     seconds: float
 
 
 class _Drawing:
-    """Draws the rows of batches. No generator, which would keep the newest until the next is asked for."""
+    """Draws the rows of batches. Not a generator, which would keep the newest until the next request."""
 
     def __init__(self, batches: Iterator[Rows]) -> None:
         self._batches = batches
@@ -501,7 +503,7 @@ class _Drawing:
 
 @dataclass(frozen=True)
 class _Made(Generic[T]):
-    """A batch, and for how many seconds it was made, from asking Ray for its rows on."""
+    """A batch, and the seconds that it took to make, including the wait for its rows."""
 
     batch: T
     rows: int
@@ -515,7 +517,7 @@ def _made(drawn: _Drawn, cut: StreamCut[T]) -> _Made[T]:
 
 
 def _seen_by(shard: StreamedShard, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The same tables; the shard learns its columns from the first. Holds the shard no longer than that."""
+    """Yield the same tables; the shard learns its columns from the first. Holds the shard no longer than that."""
     first = next(tables, None)
     if first is None:
         return

@@ -1,7 +1,7 @@
-"""A dataset of Ray's, written once into a run's storage, so that it is read from there like any other of ours.
+"""A Ray dataset, written once into a run's storage and read from there like other datasets.
 
-The files are written by Ray's tasks, where the rows are. The mark that all of them are there is put last: without it,
-what an earlier start has left is removed and written again.
+Ray's tasks write the files on the nodes that hold the rows. A marker file is written last: without it, the files of an
+earlier start are removed and written again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from powertrain.data.ray.errors import what_ray_says
+from powertrain.data.ray.errors import ray_error_message
 from powertrain.data.ray.tasks import connected_ray
 from powertrain.errors import DataError
 from powertrain.storage.addresses import without_secrets
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from powertrain.storage import Storage
 
 _COMPLETE = "_COMPLETE"
-#: Blocks of Ray's are put together to files of about this many bytes: what is read and shuffled as one.
+#: Blocks of Ray are joined to files of about this many bytes, the unit of reading and shuffling.
 _FILE_BYTES = 32 * 2**20
 
 
 def snapshot(name: str, dataset: Any, run: Storage) -> tuple[Dataset, str]:
-    """The rows of a ``ray.data.Dataset`` as a dataset of ours, and a sentence on where they are.
+    """Return the rows of a ``ray.data.Dataset`` as a dataset, and a sentence on their location.
 
-    They are written below ``data/`` of the run, unless an earlier start of the run has done so: what was written then
-    counts. Raises :class:`DataError` where Ray cannot compute them, or its nodes do not write where this process reads.
+    They are written below ``data/`` of the run, unless an earlier start of the run has done so: its files are used
+    then. Raises :class:`DataError` where Ray cannot compute them, or its nodes do not write where this process reads.
     """
     key = f"data/{quote(name, safe='')}"
     place = run.child(key)
@@ -62,7 +62,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _kept(place: Storage) -> dict[str, int] | None:
-    """What was written by an earlier start; None where it did not come to its end."""
+    """Return the marker of an earlier start; None where it did not finish."""
     try:
         found: dict[str, int] = json.loads(place.get(_COMPLETE))
     except FileNotFoundError:
@@ -77,12 +77,12 @@ def _reading(place: Storage) -> Dataset:
 
 
 def _written(name: str, dataset: Any, place: Storage) -> dict[str, int]:
-    """Write all rows, and the mark that they are all there."""
+    """Write all rows, and the marker that they are complete."""
     ray = connected_ray(f"Writing the Ray dataset {name!r} into the run (DataConfig(snapshot=True))")
     try:
         receipts = list(_receipts(ray, dataset, place))
     except ray.exceptions.RayError as error:
-        raise DataError(f"The Ray dataset {name!r} cannot be written. {what_ray_says(error)}") from error
+        raise DataError(f"The Ray dataset {name!r} cannot be written. {ray_error_message(error)}") from error
     sizes = {entry.key: entry.size for entry in place.list()}
     missing = [key for key, _, size in receipts if sizes.get(key) != size]
     if missing:
@@ -102,8 +102,8 @@ def _written(name: str, dataset: Any, place: Storage) -> dict[str, int]:
 
 
 def _receipts(ray: Any, dataset: Any, place: Storage) -> Iterator[tuple[str, int, int]]:
-    """Name, rows and bytes of each file, in Ray's order of the rows. Few are on their way at a time."""
-    # Without a CPU of their own: actors that compute the dataset may hold all there are until it is at its end.
+    """Yield name, rows and bytes of each file, in Ray's order of the rows. Few are under way at a time."""
+    # Without a CPU of their own: actors that compute the dataset may hold all CPUs until it is finished.
     task = ray.remote(num_cpus=0, max_retries=3)(_write_file)
     most = max(2, int(ray.cluster_resources().get("CPU", 1)))
     under_way: deque[Any] = deque()
@@ -119,7 +119,7 @@ def _receipts(ray: Any, dataset: Any, place: Storage) -> Iterator[tuple[str, int
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some rows of a block of Ray's."""
+    """Some rows of a block of Ray."""
 
     #: A reference to the block.
     block: Any
@@ -129,7 +129,7 @@ class _Piece:
 
 
 def _pieces(bundle: Any) -> Iterator[_Piece]:
-    """What a ``RefBundle`` of Ray's stands for. A limit leaves some rows of a block out, which the block still has."""
+    """Yield the pieces of a ``RefBundle`` of Ray. A limit selects some rows of a block, which still holds all."""
     cuts = getattr(bundle, "slices", None) or [None] * len(bundle.blocks)
     for block, facts, cut in zip(bundle.block_refs, bundle.metadata, cuts, strict=True):
         stretch = None if cut is None else (cut.start_offset, cut.end_offset)
@@ -138,7 +138,7 @@ def _pieces(bundle: Any) -> Iterator[_Piece]:
 
 
 def _by_file(dataset: Any) -> Iterator[list[_Piece]]:
-    """The rows of a Ray dataset, those of one file together."""
+    """Yield the pieces of a Ray dataset, grouped by file."""
     held: list[_Piece] = []
     for bundle in dataset.iter_internal_ref_bundles():
         for piece in _pieces(bundle):
@@ -153,7 +153,7 @@ def _by_file(dataset: Any) -> Iterator[list[_Piece]]:
 def _write_file(
     place: Storage, key: str, stretches: list[tuple[int, int] | None], *blocks: Any
 ) -> tuple[str, int, int]:
-    """In a task of Ray's: put these rows of ``blocks`` into one file."""
+    """Write these rows of ``blocks`` into one file, in a task of Ray."""
     from powertrain.data.output.writing import parquet_writer
 
     table = _table(stretches, blocks)
@@ -168,13 +168,13 @@ def _table(stretches: list[tuple[int, int] | None], blocks: tuple[Any, ...]) -> 
     import pyarrow as pa
     from ray.data.block import BlockAccessor
 
-    from powertrain.data.ray.shard import refuse_what_is_only_rays
+    from powertrain.data.ray.shard import refuse_ray_only_types
     from powertrain.data.sources.plain import plain_table
 
     tables = []
     for stretch, block in zip(stretches, blocks, strict=True):
         table = BlockAccessor.for_block(block).to_arrow()
-        refuse_what_is_only_rays(table.schema)
+        refuse_ray_only_types(table.schema)
         first, end = stretch or (0, table.num_rows)
         tables.append(plain_table(table.slice(first, end - first)))
     return pa.concat_tables(tables, promote_options="permissive")

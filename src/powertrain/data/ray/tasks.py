@@ -1,7 +1,7 @@
-"""The rows of one of our datasets, computed by tasks on all nodes of a Ray cluster.
+"""The rows of a dataset, computed by tasks on all nodes of a Ray cluster.
 
-What a row becomes depends on the dataset, its seed and the row's place, never on who computes it. So an epoch is cut
-into stretches of steps, each task makes those of one stretch, and the rows come back in order: the same rows, in the
+A row's result depends on the dataset, its seed and the row's place, never on the process that computes it. So an epoch
+is cut into stretches of steps, each task computes one stretch, and the rows come back in order: the same rows, in the
 same order, with the same random numbers as when one process reads them.
 """
 
@@ -26,27 +26,27 @@ from powertrain.errors import ConfigError, DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: A task makes at most so many steps, of about 8 MiB each, unless a block of the source has more.
+#: Most steps of a task, of about 8 MiB each, unless a block of the source has more.
 _MOST_STEPS = 8
-#: So many tasks for each CPU of the cluster: small enough that all end at about the same time.
+#: Tasks for each CPU of the cluster: small enough that all end at about the same time.
 _TASKS_PER_CPU = 4
-#: Tasks for each CPU that are begun and whose rows have not been fetched: what is kept in the cluster's memory.
+#: Tasks for each CPU that have begun and whose rows have not been fetched, which are in the cluster's memory.
 _AHEAD_PER_CPU = 2
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """What to tell of a task that could not make its rows."""
+    """The error of a task that could not compute its rows."""
 
     message: str
     cause: BaseException | None
 
 
 def tables_by_tasks(plan: Plan) -> Generator[pa.Table, None, None]:
-    """All rows of ``plan`` in its order, as tables.
+    """Yield all rows of ``plan`` in its order, as tables.
 
-    Files that it reads must be there on every node. Raises :class:`ConfigError` where this process is not connected to
-    Ray, :class:`DataError` for what a function of the user's does.
+    Its files must exist on every node. Raises :class:`ConfigError` where this process is not connected to Ray,
+    :class:`DataError` for errors of a user's function.
     """
     ray = connected_ray('on="ray"')
     prepared = prepare_alone(plan)
@@ -54,7 +54,7 @@ def tables_by_tasks(plan: Plan) -> Generator[pa.Table, None, None]:
     cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
     steps = -(-prepared.rows // size)
     each = _steps_of_task(prepared.inspected, size, steps, cpus)
-    # Opened once per process, whatever number of tasks it does; the name tells one dataset from the next.
+    # Opened once per process for all its tasks; the name distinguishes datasets.
     job, shared = secrets.token_hex(8), ray.put(_pickled(prepared))
     task = ray.remote(num_cpus=1, max_retries=3)(_tables)
     begun = (
@@ -72,7 +72,7 @@ def tables_by_tasks(plan: Plan) -> Generator[pa.Table, None, None]:
 
 
 def connected_ray(what: str) -> Any:
-    """The module ``ray``. Raises :class:`ConfigError` where this process is not connected to a cluster."""
+    """Return the module ``ray``. Raises :class:`ConfigError` where this process is not connected to a cluster."""
     try:
         import ray
     except ImportError as error:
@@ -88,7 +88,7 @@ def connected_ray(what: str) -> Any:
 
 
 def _steps_of_task(inspected: Inspected, size: int, steps: int, cpus: int) -> int:
-    """How many steps of ``size`` rows one task makes. A block that is expensive to decode is one task's alone."""
+    """Return the steps of ``size`` rows of one task. A block that is expensive to decode belongs to one task."""
     wanted = max(1, min(_MOST_STEPS, steps // (_TASKS_PER_CPU * cpus)))
     if all(part.source.in_memory or part.source.cheap_to_decode for part in inspected.plan.parts):
         return wanted
@@ -104,7 +104,7 @@ def _pickled(prepared: Prepared) -> bytes:
         with functions.by_value_where_needed(*used):
             data: bytes = cloudpickle.dumps(prepared)
             return data
-    except Exception as error:  # whatever the user's objects do when they are pickled
+    except Exception as error:  # any error of the user's objects while they are pickled
         raise DataError(
             f"The dataset cannot be sent to Ray's tasks: something that it reads or maps with cannot be pickled "
             f"({type(error).__name__}: {error}). Make that inside the function, or give a class to map_batches, which "
@@ -126,7 +126,7 @@ def _fetched(ray: Any, reference: Any) -> Iterator[pa.Table]:
 
 
 class _Resident(Operation):
-    """An operation with a function of the user's in a process of Ray's: made ready once for all tasks there."""
+    """An operation with a user's function in a process of Ray: begun once for all tasks there."""
 
     def __init__(self, operation: Operation) -> None:
         self._operation = operation
@@ -153,7 +153,7 @@ class _Resident(Operation):
         return lambda piece, setting: apply(piece, dataclasses.replace(setting, own_process=alone))
 
 
-#: What this process has computed last, and the name of it.
+#: The newest dataset of this process, and its name.
 _opened: tuple[str, Prepared] | None = None
 
 
@@ -175,14 +175,14 @@ def _open(data: bytes, job: str) -> Prepared:
 
 
 def _tables(data: bytes, job: str, size: int, first: int, steps: int) -> list[pa.Table] | _Failed:
-    """The rows of ``steps`` steps of ``size`` rows from the step ``first`` on, or what went wrong."""
-    from powertrain.data.operations.pool import travelling
+    """Return the rows of ``steps`` steps of ``size`` rows from the step ``first`` on, or the error."""
+    from powertrain.data.operations.pool import picklable_error
 
     try:
         return list(_computed(_open(data, job), size, first, steps))
     except DataError as error:
         cause = error.__cause__
-        return _Failed(str(error), None if cause is None else travelling(cause))
+        return _Failed(str(error), None if cause is None else picklable_error(cause))
 
 
 def _computed(prepared: Prepared, size: int, first: int, steps: int) -> Iterator[pa.Table]:
@@ -192,7 +192,7 @@ def _computed(prepared: Prepared, size: int, first: int, steps: int) -> Iterator
     with scratch_directory() as directory:
         loader = Loader(prepared, cache_directory=directory, disk_bytes=0, memory_bytes=MEMORY_ALONE)
         try:
-            # Nothing is read ahead: what lies beyond this stretch is another task's.
+            # Without prefetch: rows beyond this stretch belong to another task.
             cut = Cut(size, "partial", table_of, prefetch=0, in_step=False)
             for group in itertools.islice(loader.epoch(0, first * size, cut), steps):
                 yield from (ready.batch for ready in group)

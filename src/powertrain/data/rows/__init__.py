@@ -1,4 +1,4 @@
-r"""The fate of each Arrow type on its way to numpy, to Python values and to tensors.
+r"""The conversion of each Arrow type to numpy, to Python values and to tensors.
 
 ======================  =============================  =========================  ===============================
 Arrow                   numpy                          one row, in Python         torch
@@ -27,5 +27,5 @@ null                    NaN in floats, NaT in times,   None                     
                         else None in an object array
 ======================  =============================  =========================  ===============================
 
-What comes out depends on the values at hand alone, never on how blocks were cut or columns were kept on the way.
+The result depends on the values alone, never on the cut of blocks or on the storage of columns.
 """

@@ -14,7 +14,7 @@ from powertrain.data.plan.order import Ints
 from powertrain.data.sources.base import ARRAYS
 
 NumpyArray = np.ndarray[Any, Any]
-# What can be done with an Arrow array follows from its type, which mypy does not know: here it is looked at first.
+# The valid operations on an Arrow array follow from its type, which mypy does not know: it is checked here first.
 ArrowArray = Any
 ArrowType = Any
 ArrowField = Any
@@ -29,13 +29,13 @@ WIDENED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
 
 
 def _is(kind: ArrowType, name: str) -> bool:
-    """Whether ``kind`` is one of Arrow's types; older versions of Arrow do not know all of them."""
+    """Return whether ``kind`` is one of Arrow's types; older versions of Arrow lack some of them."""
     test: Callable[[ArrowType], bool] | None = getattr(pa.types, f"is_{name}", None)
     return test is not None and test(kind)
 
 
 def is_list(kind: ArrowType) -> bool:
-    """Whether values are lists that say where they begin and end by offsets, or are of fixed size."""
+    """Return whether values are lists with offsets, or of fixed size."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
@@ -44,14 +44,14 @@ def _is_list_view(kind: ArrowType) -> bool:
 
 
 def is_marked(field: ArrowField, mark: tuple[bytes, bytes]) -> bool:
-    """Whether a field has one of the marks of ``sources.base``."""
+    """Return whether a field has one of the marks of ``sources.base``."""
     key, value = mark
     found: bool = (field.metadata or {}).get(key) == value
     return found
 
 
 def rows_are_lists(field: ArrowField) -> bool:
-    """Whether a row of the column is Python's list; tensors, and lists that are marked so, have arrays."""
+    """Return whether a row of the column is a Python list; rows of tensors, and of lists so marked, are arrays."""
     return (is_list(field.type) or _is_list_view(field.type)) and not is_marked(field, ARRAYS)
 
 
@@ -66,7 +66,7 @@ def is_binary(kind: ArrowType) -> bool:
 
 
 def leaf_type(kind: ArrowType) -> ArrowType:
-    """The type of the values within lists and extensions."""
+    """Return the type of the values within lists and extensions."""
     while True:
         if isinstance(kind, pa.BaseExtensionType):
             kind = kind.storage_type
@@ -77,19 +77,21 @@ def leaf_type(kind: ArrowType) -> ArrowType:
 
 
 def _has_numpy_type(kind: ArrowType) -> bool:
-    """Whether numpy can look at values of this type where they lie."""
+    """Return whether numpy can view values of this type without a copy."""
     if pa.types.is_timestamp(kind):
-        return kind.tz is None  # numpy has no zones: with one it stays Arrow's until somebody asks for numpy
+        return (
+            kind.tz is None
+        )  # numpy has no time zones: with one it stays an Arrow array until numpy is requested
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_duration(kind)
 
 
 @dataclass(frozen=True)
 class _Uniform:
-    """An array whose rows all have the same shape: the values one after the other, and how they are laid out."""
+    """An array whose rows all have the same shape: its flat values and their layout."""
 
     values: ArrowArray
     shape: tuple[int, ...]
-    #: Where each dimension is found among those of ``shape``; tensor types may permute them.
+    #: Position of each dimension in ``shape``; tensor types may permute them.
     axes: tuple[int, ...]
 
     def laid_out(self, flat: NumpyArray) -> NumpyArray:
@@ -98,7 +100,7 @@ class _Uniform:
 
 
 def uniform(array: ArrowArray) -> _Uniform | None:
-    """``array`` as values of one shape; None where lists have different lengths or are null."""
+    """Return ``array`` as values of one shape; None where lists have different lengths or are null."""
     shape, axes = [len(array)], [0]
     while True:
         kind = array.type
@@ -128,8 +130,8 @@ def _storage(array: ArrowArray) -> ArrowArray:
 
 
 def _tensor_storage(array: ArrowArray) -> tuple[ArrowArray, list[int], list[int]] | None:
-    """The flat values of an extension type that says the shape of its rows, that shape, and the order of its
-    dimensions; None for any other extension type.
+    """Return the flat values of an extension type with a shape, that shape, and the order of its dimensions; None for
+    any other extension type.
 
     Arrow's own tensor type is one; those of Ray Data and Hugging Face have an attribute ``shape`` too.
     """
@@ -144,7 +146,7 @@ def _tensor_storage(array: ArrowArray) -> tuple[ArrowArray, list[int], list[int]
 
 
 def _common_length(array: ArrowArray) -> int | None:
-    """The length of every list of ``array``; None where they differ or one is null. 0 where there is no list."""
+    """Return the length of every list of ``array``; None where they differ or one is null. 0 where there is no list."""
     if array.null_count:
         return None
     if pa.types.is_fixed_size_list(array.type):
@@ -160,7 +162,7 @@ def _common_length(array: ArrowArray) -> int | None:
 
 
 def list_offsets(array: ArrowArray) -> NumpyArray:
-    """Where each list of ``array`` begins among all its values, and where the last one ends."""
+    """Return the offset of each list of ``array`` among all its values, and the end of the last one."""
     if pa.types.is_fixed_size_list(array.type):
         first = int(array.offset)
         return np.arange(first, first + len(array) + 1) * int(array.type.list_size)
@@ -170,10 +172,10 @@ def list_offsets(array: ArrowArray) -> NumpyArray:
 
 
 def view(array: ArrowArray) -> NumpyArray | ArrowArray:
-    """``array`` as numpy, without a copy, where all its values have one type and shape and none is null.
+    """Return ``array`` as numpy, without a copy, where all its values have one type and shape and none is null.
 
-    Otherwise ``array`` itself. Only bools are copied: Arrow packs eight into a byte. What is seen through a
-    view belongs to whoever owns the Arrow memory, and cannot be written to.
+    Otherwise return ``array`` itself. Only bools are copied: Arrow packs eight into a byte. A view belongs to the owner
+    of the Arrow memory, and is read-only.
     """
     if not viewable(leaf_type(array.type)):
         return array
@@ -203,10 +205,10 @@ _NUMPY_TYPES: dict[Any, Any] = {
 
 
 def _numbers(values: ArrowArray, is_bool: bool) -> NumpyArray:
-    """Values without nulls as numpy has them, where they lie if that is possible.
+    """Return values without nulls as numpy, without a copy if possible.
 
-    Arrow's own ``to_numpy`` loads pandas when it is first called, which would take a third of a second of the first
-    batch on every rank.
+    Arrow's own ``to_numpy`` loads pandas on its first call, which would take a third of a second of the first batch on
+    every rank.
     """
     kind = _NUMPY_TYPES.get(values.type)
     memory = values.buffers()[1] if kind is not None else None
@@ -219,7 +221,7 @@ def _numbers(values: ArrowArray, is_bool: bool) -> NumpyArray:
 
 
 def is_number(kind: ArrowType) -> bool:
-    """Whether values of this type, which is no list, can be in a tensor."""
+    """Return whether values of this type, which is not a list, can be in a tensor."""
     return viewable(kind) or pa.types.is_temporal(kind) or pa.types.is_decimal(kind)
 
 
@@ -228,7 +230,7 @@ def viewable(kind: ArrowType) -> bool:
 
 
 def plain(array: ArrowArray) -> ArrowArray:
-    """``array`` in the plainest type that holds its values: no dictionary, no run-ends, no extension, no view
+    """Return ``array`` in the plainest type that holds its values: no dictionary, no run-ends, no extension, no view
     types."""
     kind = array.type
     if _is_plain(kind):
@@ -254,7 +256,7 @@ def _is_plain(kind: ArrowType) -> bool:
     ):
         return False
     if pa.types.is_map(kind):
-        return True  # only ever handed on as Python's own values
+        return True  # only ever passed on as Python values
     return all(_is_plain(kind.field(index).type) for index in range(kind.num_fields))
 
 
@@ -283,12 +285,12 @@ def _nulls(array: ArrowArray) -> ArrowArray | None:
 
 
 def writable(array: NumpyArray) -> NumpyArray:
-    """``array`` where it may be written to, otherwise a copy: Arrow's memory, and a file mapped by it, may not."""
+    """Return ``array`` if it is writable, otherwise a copy: Arrow's memory and mapped files are not."""
     return array if array.flags.writeable else array.copy()
 
 
 def object_array(values: list[Any]) -> NumpyArray:
-    """One object per row, also where numpy would rather stack them."""
+    """Return one object per row, also where numpy would stack them."""
     array = np.empty(len(values), object)
     for index, value in enumerate(values):
         array[index] = value
@@ -297,11 +299,11 @@ def object_array(values: list[Any]) -> NumpyArray:
 
 @dataclass(frozen=True)
 class Named:
-    """What an error says about a column: its name, and the number of each of its rows."""
+    """The identity of a column in errors: its name, and the number of each of its rows."""
 
     name: str
     numbers: Ints
-    #: Where it is a field of a struct: the column, and the fields down to it.
+    #: For a field of a struct: the column, and the fields down to it.
     path: tuple[str, ...] = ()
 
     def row(self, index: int) -> str:
@@ -312,8 +314,8 @@ class Named:
 
 
 def arrow_ints(values: Ints) -> ArrowArray:
-    """Whole numbers as an Arrow array over the same memory; ``pa.array`` would load pandas."""
+    """Return integers as an Arrow array over the same memory; ``pa.array`` would load pandas."""
     whole = np.ascontiguousarray(values, np.int64)
-    memory: Any = whole  # its stub does not know that arrays have the buffer protocol
+    memory: Any = whole  # its stub does not declare the buffer protocol of arrays
     found: ArrowArray = pa.Array.from_buffers(pa.int64(), len(whole), [None, pa.py_buffer(memory)])
     return found

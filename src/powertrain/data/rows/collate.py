@@ -11,7 +11,7 @@ from powertrain.data.rows.rows import Rows
 
 
 def collate(rows: Rows, collate_fn: Callable[[Any], Any]) -> Any:
-    """What the user's ``collate_fn`` makes of a batch in the form that its class asks for: see
+    """Call the user's ``collate_fn`` with a batch in the format of its class: see
     :mod:`powertrain.data.collate_fn`. A plain function gets a dict of numpy arrays."""
     from powertrain.data import collate_fn as classes
 

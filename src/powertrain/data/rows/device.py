@@ -1,8 +1,8 @@
-"""Batches on their way to a GPU: staged in pinned memory that is used again, copied beside the computation.
+"""Batches on their way to a GPU: staged in reused pinned memory, copied concurrently with the computation.
 
-A copy from ordinary memory stops the thread that asks for it until the bytes are staged. One from pinned memory runs on
-a stream of its own, while the GPU computes on another. Whoever prefetches calls :meth:`DeviceFeed.put`, the training
-thread :meth:`DeviceFeed.take`, which waits for nothing: it only tells the GPU what to wait for.
+A copy from pageable memory blocks the calling thread until the bytes are staged. One from pinned memory runs on a
+stream of its own, while the GPU computes on another. The prefetching thread calls :meth:`DeviceFeed.put`, the training
+thread :meth:`DeviceFeed.take`, which does not block: it only makes the GPU's stream wait.
 
 Importing this module does not import torch.
 """
@@ -23,21 +23,21 @@ from powertrain.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-#: Tensors begin at multiples of this in a buffer: enough for every dtype, and what copies like best.
+#: Alignment of tensors in a buffer: enough for every dtype, and efficient to copy.
 _ALIGNMENT = 256
 #: Smaller tensors share one copy and one piece of the device's memory: a copy of its own would cost more than its
-#: bytes. Larger ones have their own, so that keeping one of a batch does not keep all of it.
+#: bytes. Larger ones have their own, so that a reference to one of a batch does not keep all of it alive.
 _SMALL = 64 * 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Handle:
-    """A batch whose copy has been asked for. Its tensors hold nothing yet: give it to :meth:`DeviceFeed.take`."""
+    """A batch whose copy has begun. Its tensors are not filled yet: pass it to :meth:`DeviceFeed.take`."""
 
     batch: Any
-    #: The tensors whose memory the batch is in.
+    #: The tensors that own the batch's memory.
     memory: tuple[torch.Tensor, ...]
-    #: Reached by the copying stream when the copies are done.
+    #: Recorded on the copying stream after the copies.
     copied: torch.cuda.Event
     #: True where tensors of other kinds are still to be moved.
     has_others: bool
@@ -45,7 +45,7 @@ class Handle:
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """Where tensors lie in a buffer: those that are copied together first."""
+    """The layout of tensors in a buffer: those that are copied together first."""
 
     offsets: tuple[int, ...]
     #: Bytes of those that are copied together, and of all.
@@ -54,8 +54,8 @@ class BufferLayout:
 
 
 def lay_out(sizes: Sequence[int], alone: Sequence[bool]) -> BufferLayout:
-    """Give tensors of these many bytes their places: all aligned, none overlapping. ``alone`` says which are copied by
-    themselves."""
+    """Return a layout of tensors of these sizes: all aligned, none overlapping. ``alone`` marks those that are copied
+    by themselves."""
     offsets, at, together = [0] * len(sizes), 0, 0
     for index in sorted(range(len(sizes)), key=lambda index: alone[index]):
         offsets[index] = at
@@ -66,30 +66,30 @@ def lay_out(sizes: Sequence[int], alone: Sequence[bool]) -> BufferLayout:
 
 @dataclass
 class _Slot:
-    """One pinned buffer; as large as the largest batch that went through it."""
+    """One pinned buffer, as large as the largest batch so far."""
 
     buffer: torch.Tensor | None = None
-    #: Reached when the GPU has read what was put here last.
+    #: Recorded when the GPU has read the last contents.
     read: torch.cuda.Event | None = None
 
     def hold(self, nbytes: int) -> torch.Tensor:
-        """The buffer, with room for ``nbytes``, once the GPU no longer reads it. Waits; not for the training thread."""
+        """Return the buffer with room for ``nbytes`` once the GPU has read it. Blocks; not for the training thread."""
         import torch
 
         if self.read is not None:
             self.read.synchronize()
             self.read = None
         if self.buffer is None or self.buffer.numel() < nbytes:
-            self.buffer = None  # the old one goes first, so that both never exist at once
+            self.buffer = None  # freed first, so that both never exist at once
             self.buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         return self.buffer
 
 
 class DeviceFeed:
-    """Brings batches to a GPU through ``slots`` pinned buffers.
+    """Copies batches to a GPU through ``slots`` pinned buffers.
 
-    ``put`` may be called from several threads, ``take`` from the one that trains. There is no need to take every
-    batch, nor to take before the next is put: a buffer is free again when its copy is done.
+    ``put`` may be called from several threads, ``take`` from the training thread. Batches may be dropped without a
+    ``take``, and put before the previous one is taken: a buffer is free again when its copy is done.
     """
 
     def __init__(self, device: torch.device | str | int, slots: int) -> None:
@@ -106,26 +106,26 @@ class DeviceFeed:
                 f"A DeviceFeed was created with {slots} buffers; it needs at least one. Give slots=1 or more."
             )
         if self.device.index is None:
-            # Now, because a prefetch thread has a current device of its own.
+            # Resolved now, because a prefetch thread has a current device of its own.
             self.device = torch.device("cuda", torch.cuda.current_device())
         make: Any = torch.cuda.Stream
         self._stream: torch.cuda.Stream = make(self.device)
         self._slots = [_Slot() for _ in range(slots)]
-        #: Buffers nobody is filling, that whose copy is oldest first.
+        #: Buffers that are not being filled, oldest copy first.
         self._idle: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
         for slot in self._slots:
             self._idle.put(slot)
 
     @property
     def pinned_bytes(self) -> int:
-        """How much memory is pinned."""
+        """Bytes of pinned memory."""
         return sum(slot.buffer.numel() for slot in self._slots if slot.buffer is not None)
 
     def put(self, batch: Any) -> Handle:
-        """Begin to copy every CPU tensor of a (nested) batch; anything else passes through. Prefetch threads only.
+        """Begin to copy every CPU tensor of a (nested) batch; other objects pass through. Prefetch threads only.
 
-        Returns when the batch is staged: it may be changed then. Waits while the GPU still reads the buffer that is
-        to be used. Tensors of unusual kinds (sparse, somebody's own class) are copied when the batch is taken.
+        Returns when the batch is staged: it may be changed then. Blocks while the GPU still reads the next buffer.
+        Tensors of unusual kinds (sparse, user-defined subclasses) are copied when the batch is taken.
         """
         tensors, has_others = _tensors_of(batch)
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
@@ -143,13 +143,13 @@ class DeviceFeed:
         return Handle(moved, tuple(memory), copied, has_others)
 
     def take(self, handle: Handle) -> Any:
-        """The batch on the device, to be used on the current stream from here on. Returns at once."""
+        """Return the batch on the device, for use on the current stream. Does not block."""
         import torch
 
         computing = torch.cuda.current_stream(self.device)
         computing.wait_event(handle.copied)
         for tensor in handle.memory:
-            # The memory belongs to the copying stream; it must not be given away while computing uses it.
+            # The memory belongs to the copying stream; it must not be reused while the computation needs it.
             tensor.record_stream(computing)
         if handle.has_others:
             # Their memory cannot be recorded, so it has to be the computing stream's own.
@@ -161,7 +161,7 @@ class DeviceFeed:
     def _copy(
         self, tensors: Sequence[torch.Tensor], layout: BufferLayout, slot: _Slot
     ) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.cuda.Event]:
-        """The tensors on the device, the memory they are in, and the event of their copies."""
+        """Return the tensors on the device, their memory, and the event of their copies."""
         import torch
 
         make: Any = torch.cuda.Event
@@ -180,7 +180,7 @@ class DeviceFeed:
                         memory.append(there[-1])
                 together.copy_(buffer[: layout.together], non_blocking=True)
             finally:
-                # Also where a later tensor of the batch cannot be copied: earlier ones are on their way.
+                # Also where a later tensor of the batch cannot be copied: earlier copies have begun.
                 copied.record(self._stream)
                 slot.read = copied
         return there, memory, copied
@@ -189,9 +189,9 @@ class DeviceFeed:
 def _moved_with_others(
     tensor: torch.Tensor, buffer: torch.Tensor, offset: int, together: torch.Tensor
 ) -> torch.Tensor:
-    """A part of ``together``, which will be copied from ``buffer`` at once, as a tensor of its own."""
+    """Return a part of ``together``, which is copied from ``buffer`` at once, as a tensor of its own."""
     nbytes = tensor.numel() * tensor.element_size()
-    # Not copy_, which for so few bytes costs ten times as much.
+    # Not copy_, which costs ten times as much for so few bytes.
     ctypes.memmove(buffer.data_ptr() + offset, tensor.data_ptr(), nbytes)
     return together[offset : offset + nbytes].view(tensor.dtype).view(tensor.shape).detach()
 
@@ -203,7 +203,7 @@ def _moved_alone(
 
     there = torch.empty_like(tensor, device=device)
     nbytes = tensor.numel() * tensor.element_size()
-    # In the very layout that the device's tensor has, so that one plain copy carries it.
+    # In the layout of the device's tensor, so that one plain copy suffices.
     room = buffer[offset : offset + nbytes].view(tensor.dtype)
     staged = room.as_strided(there.size(), there.stride())
     staged.copy_(tensor)
@@ -211,7 +211,7 @@ def _moved_alone(
 
 
 def _tensors_of(batch: Any) -> tuple[list[torch.Tensor], bool]:
-    """The tensors of a batch that go through a buffer, and whether there are CPU tensors that cannot."""
+    """Return the tensors of a batch that go through a buffer, and whether there are CPU tensors that cannot."""
     fed: list[torch.Tensor] = []
     has_others = False
 
@@ -228,7 +228,7 @@ def _tensors_of(batch: Any) -> tuple[list[torch.Tensor], bool]:
 
 
 def _is_fed(tensor: torch.Tensor) -> bool:
-    """Whether it is in ordinary memory and nothing but numbers: not sparse, nested, or of somebody's own class."""
+    """Return whether it is a plain dense CPU tensor: not sparse, nested, or of a user-defined subclass."""
     import torch
 
     return (
@@ -240,20 +240,20 @@ def _is_fed(tensor: torch.Tensor) -> bool:
 
 
 def _is_one_piece(tensor: torch.Tensor) -> bool:
-    """Whether its numbers lie in memory one after the other, just as they are."""
+    """Return whether its numbers are contiguous in memory without conversion."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 # --------------------------------------------------------------------------- nested batches
 
-#: Looked at first, because batches may hold thousands of these.
+#: Checked first, because batches may hold thousands of these.
 _NEVER_CHANGED = frozenset({str, bytes, int, float, bool, type(None)})
 
 
 def map_tensors(
     item: Any, change: Callable[[torch.Tensor], Any], change_other: Callable[[Any], Any] | None = None
 ) -> Any:
-    """``item`` with ``change`` applied to every tensor in (nested) tuples, lists, mappings and dataclasses.
+    """Return ``item`` with ``change`` applied to every tensor in (nested) tuples, lists, mappings and dataclasses.
 
     ``change_other`` is applied to other objects that have a ``to`` method. Anything else stays.
     """
@@ -284,7 +284,7 @@ def map_tensors(
 
 
 def _changed_mapping(item: Mapping[Any, Any], again: Callable[[Any], Any]) -> Any:
-    """A mapping of the same kind where it is a dict's child, a plain dict otherwise."""
+    """Return a mapping of the same type for a subclass of dict, otherwise a plain dict."""
     changed: Any = copy.copy(item) if isinstance(item, dict) else {}
     for key in item:
         changed[key] = again(item[key])

@@ -1,6 +1,6 @@
-"""Rows in the forms that people work with: numpy, pandas, Arrow, dicts of Python values, tensors; and back.
+"""Rows in user-facing formats: numpy, pandas, Arrow, dicts of Python values, tensors; and back.
 
-What each type of column becomes is the table at the head of :mod:`powertrain.data.rows`.
+The conversion of each type of column is the table at the head of :mod:`powertrain.data.rows`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 def to_numpy(rows: Rows) -> dict[str, NumpyArray]:
-    """One array per column, which may be written to."""
+    """Return one writable array per column."""
     return {name: numpy_of(column) for name, column in rows.columns.items()}
 
 
 def to_arrow(rows: Rows) -> pa.Table:
-    """An Arrow table: lists, and rows of one dimension, as lists; rows of more as tensors. What was an array is marked,
-    so that it is one again afterwards. Raises DataError for Python objects."""
+    """Return an Arrow table: lists, and rows of one dimension, as lists; rows of more as tensors. Columns of arrays are
+    marked, so that they are arrays again afterwards. Raises DataError for Python objects."""
     fields, arrays = [], []
     for name, column in rows.columns.items():
         array = arrow_of(column, name, as_lists=name in rows.lists)
@@ -54,7 +54,7 @@ def to_arrow(rows: Rows) -> pa.Table:
 
 
 def to_pandas(rows: Rows) -> pd.DataFrame:
-    """A DataFrame; lists and tensors are arrays, one per cell."""
+    """Return a DataFrame; lists and tensors are arrays, one per cell."""
     import pandas as pd
 
     columns = {name: _pandas_values(column) for name, column in rows.columns.items()}
@@ -72,7 +72,7 @@ def _pandas_values(column: Column) -> Any:
 
 
 def row_dicts(rows: Rows) -> list[dict[str, Any]]:
-    """One dict per row: scalars, text, lists and dicts as Python's own, tensors as arrays, None for null."""
+    """Return one dict per row: scalars, text, lists and dicts of Python, tensors as arrays, None for null."""
     names = list(rows.columns)
     if not names:
         return [{} for _ in range(len(rows))]
@@ -87,10 +87,10 @@ def row_dicts(rows: Rows) -> list[dict[str, Any]]:
 def to_torch(
     rows: Rows, dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None
 ) -> dict[str, torch.Tensor | list[Any] | dict[str, Any]]:
-    """A tensor per column, which owns its memory and may be written to; text and bytes as lists, structs as dicts.
+    """Return a writable tensor per column, which owns its memory; text and bytes as lists, structs as dicts.
 
-    ``dtypes`` is one type for all tensors, or a type by column. Raises DataError for what no tensor can hold, naming
-    the column and the row.
+    ``dtypes`` is one type for all tensors, or a type by column. Raises DataError for values that cannot be in a tensor,
+    naming the column and the row.
     """
     dtypes = checked_dtypes(dtypes)
     by_name = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(rows.columns, dtypes)
@@ -118,7 +118,7 @@ def to_torch(
 
 
 def checked_dtypes(dtypes: Any) -> torch.dtype | dict[str, torch.dtype] | None:
-    """``dtypes`` as torch's types, which may be given by name, or as numpy's of the same name. Raises DataError."""
+    """Return ``dtypes`` as torch types, from names or from numpy types of the same name. Raises DataError."""
     if isinstance(dtypes, Mapping):
         by_name = keyword_arguments("dtypes", dtypes)
         return {name: _torch_dtype(given, f"dtypes[{name!r}]") for name, given in by_name.items()}
@@ -144,19 +144,19 @@ def _torch_dtype(given: Any, argument: str) -> torch.dtype:
 
 
 def from_numpy(batch: Mapping[str, Any], numbers: Ints) -> Rows:
-    """Rows of a dict of columns: arrays, tensors, Arrow arrays, Series, or lists of one value per row."""
+    """Return rows of a dict of columns: arrays, tensors, Arrow arrays, Series, or lists of one value per row."""
     return _checked({name: _column(values, name) for name, values in batch.items()}, numbers)
 
 
 def from_pandas(frame: pd.DataFrame, numbers: Ints) -> Rows:
-    """Rows of a DataFrame; its index is left out. None, NA and, in columns of objects, NaN are nulls."""
+    """Return rows of a DataFrame without its index. None, NA and, in columns of objects, NaN are nulls."""
     names = list(map(str, frame.columns))
     _refuse_twice(names, "A DataFrame")
     return _checked({name: _from_series(frame.iloc[:, at]) for at, name in enumerate(names)}, numbers)
 
 
 def from_arrow(table: pa.Table | pa.RecordBatch, numbers: Ints) -> Rows:
-    """Rows of a table; columns that numpy can look at are looked at where they lie."""
+    """Return rows of a table; numpy views of its columns where possible."""
     _refuse_twice(table.schema.names, "An Arrow table")
     made = {
         field.name: _Made(_from_arrow(table.column(at)), lists=rows_are_lists(field))
@@ -174,18 +174,18 @@ def _refuse_twice(names: Sequence[str], what: str) -> None:
 
 
 def from_row_dicts(dicts: Sequence[Mapping[str, Any]], numbers: Ints) -> Rows:
-    """Rows of one dict per row. A key that is missing in some of them is null there."""
+    """Return rows of one dict per row. A key that is missing in some of them is null there."""
     names = dict.fromkeys(name for row in dicts for name in row)
     return from_numpy({name: [row.get(name) for row in dicts] for name in names}, numbers)
 
 
 class _Made(NamedTuple):
-    """A column from somebody's values, and what they were."""
+    """A column made from a user's values, and their kind."""
 
     column: Column
-    #: Python's own floats.
+    #: Python floats.
     python_floats: bool = False
-    #: Python's lists, or Arrow's.
+    #: Lists of Python, or of Arrow.
     lists: bool = False
 
 
@@ -212,7 +212,7 @@ def _from_arrow(values: ArrowArray) -> Column:
 
 
 def _one_dictionary(values: ArrowArray) -> list[ArrowArray]:
-    """The chunks, decoded where each could have a dictionary of its own; an empty one where there is none."""
+    """Return the chunks, decoded where each could have a dictionary of its own; an empty one where there is none."""
     if values.num_chunks == 0:
         return [pa.array([], type=values.type)]
     chunks = values.chunks
@@ -261,7 +261,7 @@ def _from_array(values: NumpyArray, name: str) -> _Made:
 
 
 def _of_values(values: list[Any]) -> _Made:
-    """One value per row, each as Python, numpy, torch or Pillow has it."""
+    """Return a column of one value per row, each of Python, numpy, torch or Pillow."""
     values = [as_numpy(value) for value in values]
     kinds = set(map(type, values))
     if kinds and kinds <= {int, float} and float in kinds:
@@ -284,12 +284,12 @@ def _of_values(values: list[Any]) -> _Made:
 
 
 def _are_lists(values: list[Any], kind: pa.DataType) -> bool:
-    """Whether values that make a column of this type are lists, or something like them, and not arrays."""
+    """Return whether values that make a column of this type are list-like, and not arrays."""
     return is_list(kind) and not any(isinstance(value, np.ndarray) for value in values)
 
 
 def _nanosecond_type(values: list[Any]) -> pa.DataType | None:
-    """The type of times of pandas', which have nanoseconds: left to itself Arrow cuts them off. None for all else."""
+    """Return the type of pandas times, which have nanoseconds: Arrow would truncate them. None for other values."""
     example = next((value for value in values if value is not None), None)
     if not type(example).__module__.startswith("pandas"):
         return None
@@ -313,7 +313,7 @@ def _of_arrays(arrays: list[NumpyArray]) -> Column:
 
 
 def holds_double(kind: pa.DataType) -> bool:
-    """Whether values of this type are of float64, or have such inside."""
+    """Return whether values of this type are float64, or contain such."""
     return pa.types.is_float64(kind) or any(
         holds_double(kind.field(index).type) for index in range(kind.num_fields)
     )

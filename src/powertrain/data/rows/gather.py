@@ -1,7 +1,7 @@
 """Rows from many blocks into one batch: the hot path of a loader.
 
-Rows of a block are seen where they lie, in a memory-mapped file for the most part. One copy is made of each value
-that is asked for, into memory that belongs to the batch.
+Rows of a block are viewed in place, mostly in a memory-mapped file. One copy is made of each requested value, into
+memory that belongs to the batch.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from powertrain.data.rows.to_python import values_of
 from powertrain.data.sources.base import PYTHON_FLOATS
 from powertrain.errors import DataError
 
-#: The type and the shape of a row, where a column is numpy's: pieces of one form are copied into one array.
+#: The type and the shape of a row of a numpy column: pieces of one form are copied into one array.
 _Form = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class _Lists:
-    """A list column of numbers, without nulls, whose lengths differ: Arrow takes rows of it an order slower
-    than numpy."""
+    """A list column of numbers, without nulls, of different lengths: Arrow is ten times slower than numpy to take rows
+    of it."""
 
     array: ArrowArray
     offsets: NumpyArray
@@ -83,8 +83,8 @@ class _Piece:
 
 
 def _where_it_lies(array: ArrowArray) -> Any:
-    """A view that copies nothing, or :class:`_Lists`, or the array. Bools, which would have to be unpacked, stay as
-    they are until they are asked for."""
+    """Return a view without a copy, or :class:`_Lists`, or the array. Bools, which would have to be unpacked, are
+    converted when requested."""
     if pa.types.is_boolean(leaf_type(array.type)) or pa.types.is_dictionary(array.type):
         return array
     seen = view(array)
@@ -94,7 +94,7 @@ def _where_it_lies(array: ArrowArray) -> Any:
 
 
 def _can_take(kind: ArrowType) -> bool:
-    """Arrow has no ``take`` for some of its newer types."""
+    """Return whether Arrow has a ``take`` for this type; it lacks it for some of its newer ones."""
     return not any(word in str(kind) for word in ("view", "run_end"))
 
 
@@ -103,10 +103,10 @@ def _form(column: Any) -> _Form | None:
 
 
 class BlockView:
-    """One decoded block, to be read at any of its rows."""
+    """One decoded block, readable at any of its rows."""
 
     def __init__(self, batches: Sequence[pa.RecordBatch], columns: Sequence[str] | None = None) -> None:
-        """Looks at ``columns`` (all where None) of the batches that make up a block, in order; copies nothing."""
+        """View ``columns`` (all where None) of the batches that make up a block, in order, without a copy."""
         schema = batches[0].schema if batches else pa.schema([])
         self.names: tuple[str, ...] = tuple(schema.names if columns is None else columns)
         missing = [name for name in self.names if name not in schema.names]
@@ -116,7 +116,7 @@ class BlockView:
                 "Name columns that every file has."
             )
         self.pieces = tuple(_Piece.of(batch, self.names) for batch in batches)
-        #: The row at which each batch begins, and the number of all rows.
+        #: The first row of each batch, and the number of all rows.
         self.starts: Ints = np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
         self.rows = int(self.starts[-1])
 
@@ -126,26 +126,26 @@ class BlockView:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Which rows of which pieces follow each other."""
+    """Runs of rows from several pieces."""
 
     pieces: list[_Piece]
     #: The number of each row within its piece, over all runs.
     rows: Ints
     #: Run k is ``rows[bounds[k]:bounds[k + 1]]``, of ``pieces[k]``.
     bounds: list[int]
-    #: Where rows were brought together by piece: the place of each in the result. None: they are in place.
+    #: Where rows were grouped by piece: the place of each in the result. None: they are in place.
     places: Ints | None
 
 
 def gather(
     views: Sequence[BlockView], which: Ints, offsets: Ints, numbers: Ints, *, python_text: bool = False
 ) -> Rows:
-    """Row i of the result is row ``offsets[i]`` of ``views[which[i]]``, and has the number ``numbers[i]``.
+    """Return rows: row i of the result is row ``offsets[i]`` of ``views[which[i]]``, with the number ``numbers[i]``.
 
-    Numpy columns of the result own their memory and may be written to. Fastest where rows of one view follow each
-    other. A column that is stacked in one view and ragged, or of another length, in another comes as an Arrow array.
-    ``python_text`` gives text as an object array of strings, for who would make these of it next. Raises DataError
-    where views have different columns, or types of a column that cannot be made one.
+    Numpy columns of the result own their memory and are writable. Fastest where rows of one view follow each other. A
+    column that is stacked in one view and ragged, or of another length, in another is returned as an Arrow array.
+    ``python_text`` gives text as an object array of strings, for callers that need strings. Raises DataError where
+    views have different columns, or incompatible types of a column.
     """
     if len(which) == 0:
         return _no_rows(views, numbers)
@@ -154,7 +154,7 @@ def gather(
     forms = runs.pieces[0].forms
     if not all(piece.forms == forms for piece in runs.pieces):
         _refuse_other_columns(runs.pieces)
-        forms = dict.fromkeys(forms)  # to be looked at column by column
+        forms = dict.fromkeys(forms)  # checked column by column
     columns = {
         name: _column(
             [piece.columns[name] for piece in runs.pieces], runs, form is not None, name, python_text
@@ -166,7 +166,7 @@ def gather(
 
 
 def _lists_in_all(parts: Sequence[_Piece] | Sequence[Rows]) -> frozenset[str]:
-    """The columns that are lists in every part; one that is null throughout a part is what it is in the others."""
+    """Return the columns that are lists in every part; a column of nulls in one part follows the others."""
     first = parts[0].lists
     if all(part.lists == first for part in parts):
         return first
@@ -181,7 +181,7 @@ def _is_null(column: Any) -> bool:
 
 
 def _column(parts: Sequence[Any], runs: _Runs, of_one_form: bool, name: str, python_text: bool) -> Column:
-    """One column, in the fastest way that its parts allow; ``of_one_form`` where they are known to have one."""
+    """Return one column, in the fastest way for its parts; ``of_one_form`` where they are known to have one."""
     if of_one_form or _have_one_form(parts):
         return _copied(parts, runs)
     if all(isinstance(part, _Lists) and part.array.type == parts[0].array.type for part in parts):
@@ -192,7 +192,7 @@ def _column(parts: Sequence[Any], runs: _Runs, of_one_form: bool, name: str, pyt
 
 
 def _strings(parts: Sequence[ArrowArray], runs: _Runs) -> NumpyArray:
-    """The text of parts as Python's strings: by way of one Arrow array for all it would be copied twice more."""
+    """Return the text of parts as Python strings: through one Arrow array for all it would be copied twice more."""
     made = np.empty(len(runs.rows), object)
     rows = arrow_ints(runs.rows)
     for part, (first, stop) in zip(parts, pairwise(runs.bounds), strict=True):
@@ -205,7 +205,7 @@ def _strings(parts: Sequence[ArrowArray], runs: _Runs) -> NumpyArray:
 
 
 def _no_rows(views: Sequence[BlockView], numbers: Ints) -> Rows:
-    """No rows, with the columns of the first view that has a batch."""
+    """Return no rows, with the columns of the first view that has a batch."""
     shown = next((view for view in views if view.pieces), None)
     if shown is None:
         return Rows({}, numbers)
@@ -218,10 +218,10 @@ def _no_rows(views: Sequence[BlockView], numbers: Ints) -> Rows:
 
 
 def _refuse_outside(views: Sequence[BlockView], which: Ints, offsets: Ints) -> None:
-    """The copying below does not look: it would give the nearest row."""
+    """Check the offsets: the copying below does not, and would give the nearest row."""
     sizes = np.array([view.rows for view in views])
     if int(which.min()) < 0 or bool(((offsets < 0) | (offsets >= sizes[which])).any()):
-        raise IndexError("a row was asked for that is not in its block")
+        raise IndexError("a requested row is not in its block")
 
 
 def _refuse_other_columns(pieces: Sequence[_Piece]) -> None:
@@ -248,7 +248,7 @@ def _runs(views: Sequence[BlockView], which: Ints, offsets: Ints) -> _Runs:
 
 
 def _pieces_of(views: Sequence[BlockView], which: Ints, offsets: Ints) -> tuple[Ints, Ints]:
-    """The number of each row's piece, over the pieces of all views, and the number of the row within it."""
+    """Return the number of each row's piece, over the pieces of all views, and the number of the row within it."""
     if all(len(view.pieces) == 1 for view in views):
         return which, offsets
     first_rows = np.cumsum([0, *(view.rows for view in views)])
@@ -267,12 +267,12 @@ def _have_one_form(parts: Sequence[Any]) -> bool:
 
 
 def _copied(parts: Sequence[NumpyArray], runs: _Runs) -> NumpyArray:
-    """The rows of parts of one form, straight into their place."""
+    """Copy the rows of parts of one form directly into their place."""
     made = np.empty((len(runs.rows), *parts[0].shape[1:]), parts[0].dtype)
     rows, bounds = runs.rows, runs.bounds
     start = 0
     for part, stop in zip(parts, bounds[1:], strict=True):
-        # "clip" lets numpy write into the result without a buffer between; all rows are known to be there.
+        # "clip" lets numpy write into the result without a buffer between; all rows are known to exist.
         part.take(rows[start:stop], axis=0, out=made[start:stop], mode="clip")
         start = stop
     if runs.places is None:
@@ -283,7 +283,7 @@ def _copied(parts: Sequence[NumpyArray], runs: _Runs) -> NumpyArray:
 
 
 def _lists(parts: Sequence[_Lists], runs: _Runs) -> pa.Array[Any]:
-    """The lists of parts of one type, one after the other."""
+    """Return the lists of parts of one type, one after the other."""
     lists: list[NumpyArray] = []
     for part, (first, stop) in zip(parts, pairwise(runs.bounds), strict=True):
         rows, values = runs.rows[first:stop], part.values
@@ -301,7 +301,7 @@ def _lists(parts: Sequence[_Lists], runs: _Runs) -> pa.Array[Any]:
 
 
 def _taken(parts: Sequence[Column], runs: _Runs, name: str) -> Column:
-    """The rows of parts of which at least one is Arrow's, or which differ in form."""
+    """Return the rows of parts of which at least one is an Arrow array, or which differ in form."""
     rows = arrow_ints(runs.rows)
     cut = [rows.slice(start, stop - start) for start, stop in pairwise(runs.bounds)]
     taken = [
@@ -316,7 +316,7 @@ def _taken(parts: Sequence[Column], runs: _Runs, name: str) -> Column:
 
 
 def _unpacks(part: Column) -> bool:
-    """Whether a column stayed Arrow's only so that the rows nobody asked for need not be unpacked."""
+    """Return whether a column stayed an Arrow array only to avoid unpacking rows that are not requested."""
     return not isinstance(part, np.ndarray) and (
         pa.types.is_dictionary(part.type) or pa.types.is_boolean(leaf_type(part.type))
     )
@@ -333,7 +333,7 @@ def _take_arrow(array: ArrowArray, rows: ArrowArray) -> pa.Array[Any]:
 
 
 def take(column: Column, indices: Ints) -> Column:
-    """The rows ``indices`` of a column, in that order, as a copy."""
+    """Return the rows ``indices`` of a column, in that order, as a copy."""
     if isinstance(column, np.ndarray):
         taken: NumpyArray = column.take(indices, axis=0)
         return taken
@@ -341,7 +341,7 @@ def take(column: Column, indices: Ints) -> Column:
 
 
 def concat(parts: Sequence[Column], name: str = "") -> Column:
-    """Columns one after the other; parts of different form become one: see :func:`gather`. Requires at least
+    """Return columns one after the other; parts of different form become one: see :func:`gather`. Requires at least
     one part."""
     if len(parts) == 1:
         return parts[0]
@@ -355,13 +355,15 @@ def concat(parts: Sequence[Column], name: str = "") -> Column:
         joined: NumpyArray = np.concatenate(arrays)
         return joined
     if len(arrays) == len(filled) and all(array.ndim > 2 for array in arrays):
-        return object_array([row for array in arrays for row in array])  # images of different sizes, say
+        return object_array(
+            [row for array in arrays for row in array]
+        )  # for example images of different sizes
     return _joined(filled, name)
 
 
 def _can_join(arrays: Sequence[NumpyArray]) -> bool:
-    """Whether numpy joins them without changing what a value is: it would make numbers of bools, and dates of
-    integers."""
+    """Return whether numpy joins them without changing values: it would turn bools into numbers, and integers into
+    dates."""
     first = arrays[0]
     if any(array.shape[1:] != first.shape[1:] for array in arrays):
         return False
@@ -389,13 +391,13 @@ def _joined(parts: Sequence[Column], name: str) -> pa.Array[Any]:
 
 
 def take_rows(rows: Rows, indices: Ints) -> Rows:
-    """The rows ``indices``, in that order, as a copy."""
+    """Return the rows ``indices``, in that order, as a copy."""
     columns = {name: take(column, indices) for name, column in rows.columns.items()}
     return replace(rows, columns=columns, numbers=rows.numbers[indices])
 
 
 def concat_rows(parts: Sequence[Rows]) -> Rows:
-    """All rows one after the other. Requires at least one part; parts without rows need not have columns."""
+    """Return all rows one after the other. Requires at least one part; parts without rows need not have columns."""
     filled = [part for part in parts if len(part)] or [parts[0]]
     if len(filled) == 1:
         return filled[0]

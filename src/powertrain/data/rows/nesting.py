@@ -1,4 +1,4 @@
-"""How deeply values are nested: a value that contains itself would be followed by Arrow until the process crashes."""
+"""Nesting of values: Arrow would follow a value that contains itself until the process crashes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from powertrain.errors import DataError
 
-#: Lists, dicts and tuples in each other, at most.
+#: Largest depth of nested lists, dicts and tuples.
 MOST_LEVELS = 64
 _NUMBERS = (int, float, bool)
 
 
 def check_nesting(values: Iterable[Any], where: str) -> None:
-    """Raise :class:`DataError` where lists or dicts contain themselves, or lie in each other too deeply.
+    """Raise :class:`DataError` where lists or dicts contain themselves, or are nested too deeply.
 
-    Looks at one level after the other, at each container of a level once, so that the cost is that of a look at the
-    type of each value, and a cycle is found as a level too many.
+    Checks one level after the other, each container of a level once, so that the cost is one type check per value,
+    and a cycle is found as a level too many.
     """
     contents: list[Any] = [values if isinstance(values, (list, tuple)) else list(values)]
     for depth in range(MOST_LEVELS):
@@ -28,7 +28,7 @@ def check_nesting(values: Iterable[Any], where: str) -> None:
         if not nested:
             return
         containers = [value for value in chain.from_iterable(contents) if type(value) in nested]
-        if depth > 2:  # the same list may lie at many places, and in itself at ever more
+        if depth > 2:  # the same list may be at many places, and in itself at ever more
             containers = list({id(value): value for value in containers}.values())
         plain = {kind for kind in nested if issubclass(kind, (list, tuple))}
         contents = [value for value in containers if type(value) in plain and not _has_only_numbers(value)]
@@ -45,18 +45,18 @@ def check_nesting(values: Iterable[Any], where: str) -> None:
 
 
 def _contents(value: Any) -> list[list[Any]]:
-    """What lies in a dict or an array, as one list; none for arrays of numbers."""
+    """Return the contents of a dict or an array, as one list; empty for arrays of numbers."""
     if isinstance(value, Mapping):
         return [list(value.values())]
     return [value.reshape(-1).tolist()] if value.dtype == object else []
 
 
 def _has_only_numbers(value: Any) -> bool:
-    """True for most lists of Python's numbers: adding them up is ten times as fast as to look at each type, and fails
-    where a list is among them."""
+    """Return True for most lists of Python numbers: adding them up is ten times as fast as checking each type, and
+    fails for nested lists."""
     if not value or type(value[0]) not in _NUMBERS:
         return False
     try:
         return type(sum(value)) in _NUMBERS
     except Exception:
-        return False  # something else is among them
+        return False  # a value of another kind is among them

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def as_numpy(value: Any) -> Any:
-    """A torch tensor as numpy, on the CPU; an image of Pillow's as its pixels; anything else unchanged."""
+    """Return a torch tensor as numpy, on the CPU; a Pillow image as its pixels; other values unchanged."""
     pillow = sys.modules.get("PIL.Image")
     if pillow is not None and isinstance(value, pillow.Image):
         return pixels_of(value)
@@ -24,20 +24,20 @@ def as_numpy(value: Any) -> Any:
     return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # numpy has no bfloat16
 
 
-#: What pixels mean without a palette or a conversion table: kept unless another mode is asked for.
+#: Modes without a palette or a conversion table: kept unless another mode is requested.
 _PLAIN_MODES = frozenset({"L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B"})
-#: Of those the ones whose pixels have more than 8 bits for each channel.
+#: Modes with more than 8 bits for each channel.
 _DEEP_MODES = frozenset({"I", "F", "I;16", "I;16L", "I;16B"})
 
 
 def pixels_of(image: Image) -> npt.NDArray[Any]:
-    """An image of Pillow's as :func:`decode` would give it."""
+    """Return a Pillow image as :func:`decode` would."""
     wanted = usual_mode(image)
     return np.array(image if image.mode == wanted else image.convert(wanted))
 
 
 def convert_mode(image: Image, mode: str) -> Image:
-    """``image`` in another mode. Pixels of 16 bits are scaled to 8: Pillow would cut off all above 255."""
+    """Return ``image`` in another mode. Pixels of 16 bits are scaled to 8: Pillow would clip all above 255."""
     from PIL import Image as pillow
 
     if image.mode not in _DEEP_MODES or mode in _DEEP_MODES:

@@ -13,9 +13,9 @@ from powertrain.data.plan.order import Ints
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: A numpy array whose first dimension is the rows (values of one type and shape), or an Arrow array for all else:
-#: text, lists of different lengths, structs, decimals, and whatever has nulls. An object array holds what a user's
-#: function returned and Arrow has no type for.
+#: A numpy array whose first dimension is the rows (values of one type and shape), or an Arrow array otherwise: text,
+#: lists of different lengths, structs, decimals, and columns with nulls. An object array holds results of a user's
+#: function for which Arrow has no type.
 Column = Union["np.ndarray[Any, Any]", "pa.Array[Any]"]
 
 
@@ -24,10 +24,10 @@ class Rows:
     """Named columns of equal length."""
 
     columns: Mapping[str, Column]
-    #: The number of each row in the data as it is stored, over all blocks: names it in errors, and is the key of its
-    #: random numbers. A row made by a flat_map has the number of the row it came from.
+    #: The number of each row in the stored data, over all blocks: it names the row in errors, and is the key of its
+    #: random numbers. A row made by a flat_map has the number of its original row.
     numbers: Ints
-    #: Columns of float64 whose values were Python's own floats: see ``sources.base.PYTHON_FLOATS``.
+    #: Columns of float64 whose values were Python floats: see ``sources.base.PYTHON_FLOATS``.
     python_floats: frozenset[str] = field(default=frozenset())
     #: Columns whose rows are lists. A row of any other column of several dimensions, or of Arrow lists, is an array.
     lists: frozenset[str] = field(default=frozenset())
@@ -41,7 +41,7 @@ class Rows:
         return sum(int(column.nbytes) for column in self.columns.values())
 
     def with_columns(self, columns: Mapping[str, Column]) -> Rows:
-        """The same rows with other columns."""
+        """Return the same rows with other columns."""
         return replace(
             self,
             columns=columns,
@@ -50,7 +50,7 @@ class Rows:
         )
 
     def between(self, low: int, high: int) -> Rows:
-        """Rows ``low`` to before ``high``, as a copy."""
+        """Return rows ``low`` to before ``high``, as a copy."""
         columns = {
             name: column[low:high].copy() if isinstance(column, np.ndarray) else column.slice(low, high - low)
             for name, column in self.columns.items()

@@ -1,4 +1,4 @@
-"""Batches as tensors of TensorFlow's, which is imported when they are asked for."""
+"""Batches as TensorFlow tensors; TensorFlow is imported on use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from powertrain.errors import DataError
 
 
 class TensorflowBatches:
-    """What TensorFlow gets of a shard, made of its numpy batches."""
+    """The TensorFlow methods of a shard, built on its numpy batches."""
 
     iter_batches: Callable[..., Iterable[Any]]
     peek: Callable[..., Any]
@@ -69,10 +69,10 @@ class TensorflowBatches:
         )
 
     def iter_tf_batches(self, *, dtypes: Any = None, **options: Any) -> Iterable[dict[str, Any]]:
-        """Return batches as a dict from column to tensor of TensorFlow's.
+        """Return batches as a dict from column to TensorFlow tensor.
 
         Args:
-            dtypes: A type of TensorFlow's for all columns, or a dict from column to type; None to keep them.
+            dtypes: A TensorFlow type for all columns, or a dict from column to type; None to keep them.
             **options: Those of :meth:`DataShard.iter_batches`, without ``batch_format``.
 
         Raises:
@@ -164,6 +164,6 @@ def _pick(columns: str | list[str], batch: Mapping[str, Any], make: Callable[[An
 
 
 def _spec(tf: Any, array: Any) -> Any:
-    """The type of a column of which ``array`` is a batch: any number of rows of its shape."""
+    """Return the type of a column of which ``array`` is a batch: any number of rows of its shape."""
     dtype = tf.string if array.dtype.kind in "OUS" else tf.dtypes.as_dtype(array.dtype)
     return tf.TensorSpec(shape=(None, *array.shape[1:]), dtype=dtype)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def arrow_of(column: Column, name: str = "", *, as_lists: bool = False) -> ArrowArray:
-    """The column as an Arrow array: rows of one dimension as lists, of more as tensors unless ``as_lists``. Raises
-    DataError where Arrow has no type for its values."""
+    """Return the column as an Arrow array: rows of one dimension as lists, of more as tensors unless ``as_lists``.
+    Raises DataError where Arrow has no type for its values."""
     if not isinstance(column, np.ndarray):
         return column
     try:
@@ -34,7 +34,7 @@ def arrow_of(column: Column, name: str = "", *, as_lists: bool = False) -> Arrow
 
 
 def _listed(value: Any) -> Any:
-    """Arrow takes arrays of one dimension, and lists of them."""
+    """Return values in a form that Arrow accepts: arrays of one dimension, and lists of them."""
     if isinstance(value, np.ndarray) and value.ndim > 1:
         return [_listed(part) for part in value]
     return value
@@ -45,7 +45,7 @@ def flat_arrow(values: NumpyArray) -> ArrowArray:
 
 
 def in_arrow_units(times: NumpyArray) -> NumpyArray:
-    """Times in one of the units that Arrow has too; dates stay days."""
+    """Return times in one of Arrow's units; dates stay days."""
     unit, count = np.datetime_data(times.dtype)
     if (unit in NANOSECONDS and count == 1) or times.dtype == DATE:
         return times
@@ -53,7 +53,7 @@ def in_arrow_units(times: NumpyArray) -> NumpyArray:
 
 
 def nested_lists(values: NumpyArray) -> ArrowArray:
-    """Rows of several dimensions as lists of lists, to be put together with such."""
+    """Return rows of several dimensions as nested lists, to be joined with such."""
     inner = flat_arrow(values.reshape(-1))
     for axis in range(values.ndim - 1, 0, -1):
         offsets = np.arange(int(np.prod(values.shape[:axis])) + 1) * values.shape[axis]

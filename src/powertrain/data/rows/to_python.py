@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _seen(array: ArrowArray) -> NumpyArray | ArrowArray:
-    """Numpy where rows have one type and shape, otherwise the array in plain types."""
+    """Return numpy where rows have one type and shape, otherwise the array in plain types."""
     for form in (array, plain(array)):
         seen = view(form)
         if isinstance(seen, np.ndarray):
@@ -41,7 +41,7 @@ def _seen(array: ArrowArray) -> NumpyArray | ArrowArray:
 
 
 def _stacked_with_gaps(array: ArrowArray) -> NumpyArray | None:
-    """Lists of one length of floats or times, with NaN and NaT for nulls inside."""
+    """Return lists of one length of floats or times, with NaN and NaT for nulls inside."""
     leaf = leaf_type(array.type)
     if leaf is array.type or not (pa.types.is_floating(leaf) or pa.types.is_temporal(leaf)):
         return None
@@ -52,7 +52,7 @@ def _stacked_with_gaps(array: ArrowArray) -> NumpyArray | None:
 
 
 def numpy_of(column: Column) -> NumpyArray:
-    """The column as the numpy array of the table above; it may be written to."""
+    """Return the column as the numpy array of the table above; it is writable."""
     if isinstance(column, np.ndarray):
         return writable(column)
     array = _seen(column)
@@ -67,7 +67,7 @@ def numpy_of(column: Column) -> NumpyArray:
 
 
 def with_gaps(array: ArrowArray) -> NumpyArray:
-    """Floats and times with NaN and NaT for nulls."""
+    """Return floats and times with NaN and NaT for nulls."""
     kind = array.type
     if pa.types.is_time(kind):
         width = pa.int64() if kind.bit_width == 64 else pa.int32()
@@ -78,7 +78,8 @@ def with_gaps(array: ArrowArray) -> NumpyArray:
 
 
 def values_of(column: Column) -> list[Any]:
-    """The rows of a column as Python values: scalars, text, dicts; arrays for lists and tensors; None for null."""
+    """Return the rows of a column as Python values: scalars, text, dicts; arrays for lists and tensors; None for
+    null."""
     if isinstance(column, np.ndarray):
         return _numpy_values(column)
     array = _seen(column)
@@ -93,8 +94,8 @@ def values_of(column: Column) -> list[Any]:
 
 
 def row_values(column: Column, are_lists: bool) -> list[Any]:
-    """The rows of a column as a row's dict has them: as :func:`values_of`, but with lists for lists, also for those
-    inside of structs."""
+    """Return the rows of a column as values of a row's dict: as :func:`values_of`, but with lists for lists, also for
+    those inside of structs."""
     if are_lists:
         return lists_of(column)
     if not isinstance(column, np.ndarray) and pa.types.is_struct(column.type):
@@ -103,12 +104,12 @@ def row_values(column: Column, are_lists: bool) -> list[Any]:
 
 
 def _field_values(array: ArrowArray) -> list[Any]:
-    # Lists of fixed size inside of a struct are what arrays become there: see ``sources.items``.
+    # Arrays inside of a struct are stored as lists of fixed size: see ``sources.items``.
     return row_values(array, is_list(array.type) and not pa.types.is_fixed_size_list(array.type))
 
 
 def lists_of(column: Column) -> list[Any]:
-    """The rows of a column of lists as Python's lists; None for null."""
+    """Return the rows of a column of lists as Python lists; None for null."""
     if isinstance(column, np.ndarray):
         if column.dtype == object:
             return [value.tolist() if isinstance(value, np.ndarray) else value for value in column]
@@ -125,7 +126,7 @@ def _numpy_values(column: NumpyArray) -> list[Any]:
     if column.ndim > 1:
         return list(writable(column))
     if column.dtype.kind in "Mm":
-        # numpy gives nanoseconds as integers, without a word.
+        # numpy silently returns nanoseconds as integers.
         return list(flat_arrow(column).to_pylist())
     values: list[Any] = column.tolist()
     return values
@@ -158,8 +159,8 @@ def _list_values(array: ArrowArray) -> list[Any]:
 
 
 def _cut(inner: ArrowArray, offsets: list[int]) -> list[NumpyArray]:
-    """The values of each list. What one row becomes must not depend on its neighbours, so only values that
-    look the same in any company are converted together."""
+    """Return the values of each list. A row's result must not depend on its neighbours, so only values whose conversion
+    is independent of others are converted together."""
     first = offsets[0] if offsets else 0
     ours = inner.slice(first, offsets[-1] - first)
     kind = ours.type

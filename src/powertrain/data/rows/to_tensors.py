@@ -42,7 +42,7 @@ Tensors = Any  #: torch.Tensor | list of str or bytes | dict of these
 def tensor_of(
     column: Column, named: Named, *, dtype: torch.dtype | None = None, python_floats: bool = False
 ) -> Tensors:
-    """The column as the tensor (or list, or dict) of the table above; it owns its memory and may be written to.
+    """Return the column as the tensor (or list, or dict) of the table above; it owns its memory and is writable.
 
     ``dtype`` is that of every tensor; without one ``python_floats`` gives float64 torch's default. Raises DataError
     for nulls and for rows of different shapes, naming column and rows.
@@ -81,7 +81,7 @@ def _arrow_tensor(array: ArrowArray, named: Named, convert: _Conversion) -> Tens
 
 
 def flat_numbers(values: ArrowArray) -> NumpyArray:
-    """Values that are no lists, and of which none is null, as numbers or times of numpy. May be Arrow's memory."""
+    """Return values that are not lists, and of which none is null, as numpy numbers or times. May share memory."""
     kind = values.type
     if pa.types.is_decimal(kind):
         values = values.cast(pa.float64())
@@ -116,7 +116,7 @@ def _objects_tensor(column: NumpyArray, named: Named, convert: _Conversion) -> T
 
 @dataclass(frozen=True)
 class _Conversion:
-    """Numbers in numpy to a tensor of the right type."""
+    """Convert numbers in numpy to a tensor of the right type."""
 
     dtype: torch.dtype | None
     python_floats: bool
@@ -154,7 +154,7 @@ def _widened(values: NumpyArray, named: Named) -> NumpyArray:
 
 
 def _since_epoch(values: NumpyArray, named: Named) -> NumpyArray:
-    """Days for dates, nanoseconds for all other times."""
+    """Return days for dates, nanoseconds for all other times."""
     missing = np.isnat(values)
     if missing.any():
         raise _null_error(named, int(np.argwhere(missing)[0][0]))
@@ -175,7 +175,7 @@ def _since_epoch(values: NumpyArray, named: Named) -> NumpyArray:
 
 
 def refuse_nulls(array: ArrowArray, named: Named) -> None:
-    """Raises DataError where a value, also one within a list, is null."""
+    """Raise DataError where a value, also one within a list, is null."""
     row = _null_row(array)
     if row is not None:
         raise _null_error(named, row) if array.null_count else _inner_null_error(named, row, array.type)
@@ -197,7 +197,7 @@ def _ends(array: ArrowArray) -> NumpyArray:
 
 
 def _inner_null_error(named: Named, index: int, kind: ArrowType) -> DataError:
-    """For a null in a list of type ``kind``: what can be said of columns to Arrow does not reach it."""
+    """Return the error for a null in a list of type ``kind``, which column options of Arrow do not reach."""
     value = "row" + "".join(f"[{name!r}]" for name in named.path or (named.name,))
     example = fill = ""
     if not is_list(kind.value_type):
@@ -221,7 +221,7 @@ def _null_error(named: Named, index: int) -> DataError:
 
 
 def _two_lengths(array: ArrowArray) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Two lists of ``array`` that differ in length, each as (row, length). Requires that there are such, and
+    """Return two lists of ``array`` that differ in length, each as (row, length). Requires that there are such, and
     no nulls."""
     lengths = np.diff(list_offsets(array))
     differs = lengths != lengths[0]
@@ -234,7 +234,7 @@ def _two_lengths(array: ArrowArray) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def ragged_error(named: Named, one: tuple[int, object], other: tuple[int, object]) -> DataError:
-    """For two values of different size: each is the index of its row, and the size, a length or a shape."""
+    """Return the error for two values of different size: each is the index of its row, and a length or a shape."""
     if isinstance(one[1], tuple) and len(one[1]) > 1:
         return DataError(
             f"Column {named.name!r} has arrays of different shapes: {one[1]} in {named.row(one[0])}, {other[1]} in "

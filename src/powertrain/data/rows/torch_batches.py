@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
     from powertrain.data.rows.device import DeviceFeed
 
-#: Copies that may be under way beside those that wait to be handed out: one in use, one being made.
+#: Copies under way beside those that wait to be handed out: one in use, one being made.
 _SLOTS_BEYOND = 2
 
 
 def _present_device(device: Any) -> torch.device:
-    """The device; raises :class:`DataError` where there is no such one."""
+    """Return the device; raises :class:`DataError` where it does not exist."""
     import torch
 
     try:
@@ -41,7 +41,7 @@ def _present_device(device: Any) -> torch.device:
 
 
 class TorchConversion:
-    """What ``iter_torch_batches`` was asked to make of rows."""
+    """The conversion of rows requested by ``iter_torch_batches``."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class TorchConversion:
         if self._device.type == "cuda":
             from powertrain.data.rows.device import DeviceFeed
 
-            # Settled here: threads that read ahead have a current device of their own.
+            # Resolved here: prefetching threads have a current device of their own.
             index = torch.cuda.current_device() if self._device.index is None else self._device.index
             slots = whole("prefetch_batches", prefetch, 0) + _SLOTS_BEYOND
             self._feed = DeviceFeed(torch.device("cuda", index), slots)
 
     def make(self, rows: Rows) -> Any:
-        """The batch, on its way to the device. Any thread."""
+        """Return the batch, with its copy to the device begun. Any thread."""
         from powertrain.data.rows import collate, formats
 
         if self._collate is not None:
@@ -102,5 +102,5 @@ class TorchConversion:
         return batch
 
     def hand_out(self, made: Any) -> Any:
-        """What :meth:`make` made, ready to be computed with. Training thread."""
+        """Return the batch of :meth:`make`, ready for computation. Training thread."""
         return made if self._feed is None else self._feed.take(made)

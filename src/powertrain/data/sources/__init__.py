@@ -1,1 +1,1 @@
-"""Where rows come from: one module per kind of source."""
+"""Sources of rows: one module per kind."""

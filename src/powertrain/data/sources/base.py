@@ -1,4 +1,4 @@
-"""What a source of rows promises: blocks with exact row counts, readable in any order, by any process."""
+"""The interface of a source of rows: blocks with exact row counts, readable in any order, by any process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Marks a float64 column, or list column, whose values were Python's own floats: a tensor of it gets torch's default
-#: dtype. Kept in the metadata of the Arrow field.
+#: Marks a float64 column, or list column, of Python floats: its tensor gets torch's default dtype. Kept in the
+#: metadata of the Arrow field.
 PYTHON_FLOATS = (b"powertrain.values", b"python")
-#: Marks a list column whose rows were arrays: a row of it is an array again, where that of other lists is a list.
+#: Marks a list column whose rows were arrays: a row of it is an array again, and not a list.
 ARRAYS = (b"powertrain.rows", b"arrays")
 #: Marks a binary column that holds encoded images, to be decoded on the way to the user: the value is JSON of
 #: ``{"size": [height, width] or null, "mode": "RGB" or null}``.
@@ -22,16 +22,16 @@ IMAGES = b"powertrain.images"
 
 @dataclass(frozen=True)
 class BlockFacts:
-    """What is known of a block before it is read."""
+    """The properties of a block known before it is read."""
 
     rows: int
-    #: Bytes of its columns once decoded, as well as can be known beforehand.
+    #: Estimated bytes of its columns once decoded.
     nbytes: int
 
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What :meth:`Source.inspect` has found."""
+    """The result of :meth:`Source.inspect`."""
 
     blocks: tuple[BlockFacts, ...]
     schema: pa.Schema
@@ -41,7 +41,7 @@ class SourceFacts:
     earlier: str = ""
 
     def derived(self, derive: Callable[[str], str], **changes: Any) -> SourceFacts:
-        """These facts for rows made of these ones: ``derive`` makes each fingerprint from the one here."""
+        """Return the facts of rows made from these: ``derive`` maps each fingerprint."""
         earlier = derive(self.earlier) if self.earlier else ""
         return replace(self, fingerprint=derive(self.fingerprint), earlier=earlier, **changes)
 
@@ -49,48 +49,48 @@ class SourceFacts:
 class Source(ABC):
     """Rows in blocks. Picklable; small when pickled unless it holds rows itself (see :meth:`publish`).
 
-    Nothing is read, listed or opened by the constructor. :meth:`inspect` is called once, in the driver, and raises
-    :class:`~powertrain.errors.DataError` for whatever is wrong with the data; its answer travels with the source, so
-    that :meth:`read` can rely on it in any process.
+    The constructor reads, lists and opens nothing. :meth:`inspect` is called once, in the driver, and raises
+    :class:`~powertrain.errors.DataError` for invalid data; its result is pickled with the source, so that :meth:`read`
+    can rely on it in any process.
     """
 
-    #: True where any row can be had at once at no cost: such data is shuffled row by row.
+    #: True where random access to rows is free: such data is shuffled row by row.
     in_memory: bool = False
     #: True where decoding costs about as much as reading the decoded block from disk, so that caching it does not pay.
     cheap_to_decode: bool = False
 
     @abstractmethod
     def inspect(self) -> SourceFacts:
-        """The blocks, the schema and the fingerprint. Found once, then remembered, also across pickling."""
+        """Return the blocks, the schema and the fingerprint. Found once, then remembered, also across pickling."""
 
     @abstractmethod
     def read(self, block: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of one block, in order, in batches of moderate size; only these columns, in this order.
+        """Yield the rows of one block, in order, in batches of moderate size; only these columns, in this order.
 
-        Any thread of any process. Holds at most one batch beyond what it has given (a giant block is streamed).
+        Called on any thread of any process. Holds at most one batch beyond those yielded (a giant block is streamed).
         """
 
     @abstractmethod
     def name_row(self, block: int, row: int) -> str:
-        """Where a row is, for people: "part-3.parquet, row group 2, row 17" or "item 17"."""
+        """Return the location of a row for messages: "part-3.parquet, row group 2, row 17" or "item 17"."""
 
     @property
     def cache_key(self) -> str:
-        """What is kept of it on a node is known by this: the fingerprint, and all that tells its rows from those of
-        other data there: where it is, which columns it gives."""
+        """The cache key of its rows on a node: the fingerprint, and all that distinguishes its rows from other data
+        there, such as location and columns."""
         return self.inspect().fingerprint
 
     def select(self, columns: Sequence[str]) -> Source | None:
-        """A source of these columns only, or None where it cannot do better than dropping them after reading."""
+        """Return a source of these columns only, or None where it can only drop them after reading."""
         return None
 
     def glimpse(self) -> pa.Schema:
-        """The columns as the first rows have them, where that is known sooner than what all of them agree on."""
+        """Return the columns of the first rows, where that is known sooner than the common schema of all."""
         return self.inspect().schema
 
     def publish(self, directory: str) -> Source:
-        """The same rows (same blocks, same fingerprint), to be pickled for other processes of this machine: rows that
-        are in this process's memory are put into a file below ``directory`` first."""
+        """Return the same rows (same blocks, same fingerprint), to be pickled for other processes of this machine:
+        rows in this process's memory are written to a file below ``directory`` first."""
         return self
 
 

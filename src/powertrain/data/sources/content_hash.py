@@ -1,4 +1,4 @@
-"""A hash of the values of an Arrow table, whatever its chunks, its padding and the version of Arrow; in plain form."""
+"""A hash of the values of an Arrow table, independent of chunks, padding and the version of Arrow; in plain form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _pt = pa.types
 
 
 def content_hash(table: pa.Table) -> str:
-    """32 hexadecimal digits that change when a value, a name, a type or a mark does."""
+    """Return 32 hexadecimal digits that change when a value, a name, a type or a mark does."""
     digest = xxhash.xxh3_128()
     for field, column in zip(table.schema, table.columns, strict=True):
         digest.update(f"{field.name}\0{field.type}\0{sorted((field.metadata or {}).items())}\0".encode())
@@ -40,7 +40,7 @@ class _ColumnHash:
         return whole.digest()
 
     def add(self, array: Any) -> None:
-        """Take in the next values."""
+        """Add the next values."""
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
         if array.null_count:
@@ -73,7 +73,7 @@ class _ColumnHash:
         self._lengths.update(lengths.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False).tobytes())
 
     def _add_fixed(self, array: Any) -> None:
-        """Values of one width. What lies where a null is may be anything, so nulls are left out."""
+        """Add values of one width. The bytes of a null are undefined, so nulls are left out."""
         values = array.drop_null() if array.null_count else array
         if _pt.is_boolean(values.type):
             self._values.update(values.to_numpy(zero_copy_only=False).tobytes())
@@ -95,7 +95,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _bytes_of(array: Any) -> memoryview | bytes:
-    """The bytes of all values, one after the other."""
+    """Return the bytes of all values, one after the other."""
     values = array.drop_null() if array.null_count else array
     if len(values) == 0:
         return b""

@@ -1,9 +1,9 @@
 """A hash of bytes from all over some files: it changes when rows are put into another order, which the footers of
 uncompressed Parquet files do not show.
 
-Small data is hashed whole. Of large data windows are hashed that lie evenly over it, as many for all files together,
-so that looking at data stays as cheap as it is. Of more files than that one larger window in the middle of each is
-hashed. Bytes of a large file that no window covers may change unseen; rows that are shuffled change everywhere.
+Small data is hashed whole. Of large data, evenly spaced windows are hashed, with a fixed number for all files together,
+so that the cost stays constant. Of more files than that one larger window in the middle of each is hashed. Changes
+outside the windows of a large file are not noticed; shuffled rows change everywhere.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class FilteredSource(RememberingSource):
         self.in_memory, self.cheap_to_decode = inner.in_memory, inner.cheap_to_decode
         self._needed: tuple[str, ...] = ()
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         facts = self._inner.inspect()
         self._needed = columns_of(self._expression, facts.schema)
         blocks = []
@@ -71,7 +71,7 @@ class FilteredSource(RememberingSource):
         return None if inner is None else FilteredSource(inner, self._expression)
 
     def _kept(self, block: int) -> Any:
-        """Which rows of a block of the inner source are there."""
+        """Return the rows of a block of the inner source that are kept."""
         masks = [mask_of(self._expression, batch) for batch in self._inner.read(block, self._needed)]
         return np.concatenate(masks) if masks else np.zeros(0, bool)
 
@@ -80,7 +80,7 @@ class FilteredSource(RememberingSource):
 
 
 def columns_of(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
-    """The columns that an expression names; raises :class:`DataError` where it does not fit the schema."""
+    """Return the columns named by an expression; raises :class:`DataError` where it does not fit the schema."""
     empty = schema.empty_table()
     try:
         kind = _evaluated(expression, empty).type
@@ -101,12 +101,12 @@ def columns_of(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
             _evaluated(expression, empty.drop_columns([name]))
         except (pa.ArrowException, KeyError):
             named.append(name)
-    # A condition on nothing (a constant) is still worked out row by row, for which some column must be read.
+    # A constant condition is still evaluated row by row, for which some column must be read.
     return tuple(named) or tuple(schema.names[:1])
 
 
 def mask_of(expression: pc.Expression, batch: pa.RecordBatch) -> Any:
-    """For each row of ``batch`` whether the expression is true, as a numpy array."""
+    """Return for each row of ``batch`` whether the expression is true, as a numpy array."""
     try:
         found = _evaluated(expression, pa.Table.from_batches([batch])).fill_null(False)
     except (pa.ArrowException, KeyError) as error:
@@ -122,12 +122,12 @@ def _evaluated(expression: pc.Expression, table: pa.Table) -> Any:
 
     rows = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
     result = acero.Declaration("project", acero.ProjectNodeOptions([expression], ["kept"]))
-    # On this very thread: a process that has started Arrow's threads cannot be forked any more.
+    # On this thread: a process that has started Arrow's threads cannot be forked any more.
     return acero.Declaration.from_sequence([rows, result]).to_table(use_threads=False).column(0)
 
 
 def _taken(batch: pa.RecordBatch, rows: Any, names: Sequence[str]) -> pa.RecordBatch:
-    """Some rows, and some columns, of a batch."""
+    """Return some rows, and some columns, of a batch."""
     chosen = batch if list(names) == batch.schema.names else batch.select(list(names))
     if len(rows) == batch.num_rows:
         return chosen
@@ -137,7 +137,7 @@ def _taken(batch: pa.RecordBatch, rows: Any, names: Sequence[str]) -> pa.RecordB
 
 
 def _around(source: _S, inner: Source) -> _S:
-    """A copy of a source with another inner one, and with what it has found out."""
+    """Return a copy of a source with another inner one, and with its inspection results."""
     import copy
 
     other = copy.copy(source)
@@ -148,14 +148,14 @@ def _around(source: _S, inner: Source) -> _S:
 class SampledSource(RememberingSource):
     """A share of the rows of ``inner``, taken evenly from all its blocks; or, as ``complement``, all the others.
 
-    Of the first n rows always floor(n * fraction) belong to the share, wherever a block ends.
+    Of the first n rows always floor(n * fraction) belong to the share, independent of the blocks.
     """
 
     def __init__(
         self, inner: Source, fraction: float | Fraction, seed: int, complement: bool = False
     ) -> None:
         super().__init__()
-        # As the number is written: 0.29 of 100 rows are 29, though the float is a little less.
+        # As the number is written: 0.29 of 100 rows are 29, though the float is slightly less.
         self._fraction = fraction if isinstance(fraction, Fraction) else Fraction(str(fraction))
         if not 0 <= self._fraction <= 1:
             raise DataError(
@@ -165,7 +165,7 @@ class SampledSource(RememberingSource):
         self.in_memory, self.cheap_to_decode = inner.in_memory, inner.cheap_to_decode
         self._firsts: tuple[int, ...] = ()
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         facts = self._inner.inspect()
         blocks, firsts, first = [], [], 0
         for block in facts.blocks:
@@ -184,7 +184,7 @@ class SampledSource(RememberingSource):
         return int((first + rows) * self._fraction) - int(first * self._fraction)
 
     def _chosen(self, block: int) -> Ints:
-        """Which rows of a block of the inner source are there, in their order."""
+        """Return the rows of a block of the inner source that are kept, in their order."""
         self.inspect()
         rows = self._inner.inspect().blocks[block].rows
         sampled = self._sampled(self._firsts[block], rows)
@@ -228,9 +228,9 @@ class ProjectedSource(RememberingSource):
         self.in_memory, self.cheap_to_decode = inner.in_memory, inner.cheap_to_decode
         self._stored: dict[str, str] = {}
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         if self._columns is not None:
-            # Before anything is looked at, so that files may differ in the columns that nobody asks for.
+            # Before the inspection, so that files may differ in the columns that are not requested.
             self._inner = self._inner.select(list(self._columns)) or self._inner
         facts = self._inner.inspect()
         columns = facts.schema.names if self._columns is None else self._columns

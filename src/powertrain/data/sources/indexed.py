@@ -1,4 +1,4 @@
-"""Datasets that others hold and that are asked for items by number: torch's map-style ones, Hugging Face's."""
+"""Datasets of other libraries with access by index: torch's map-style ones, Hugging Face's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from powertrain.data.arguments import ODD, refused
-from powertrain.data.operations.calls import defined_at, said, users_line
+from powertrain.data.operations.calls import defined_at, error_text, users_line
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.data.sources.content_hash import content_hash
 from powertrain.data.sources.files.images import encoded_images, image_field, is_stored_image
@@ -22,19 +22,19 @@ from powertrain.data.sources.plain import as_type, one_batch, plain_table, with_
 from powertrain.data.sources.remembering import RememberingSource
 from powertrain.errors import DataError
 
-#: A block has at most so many items of a torch dataset: each is asked for one by one.
+#: Most items of a torch dataset in a block: they are fetched one by one.
 ITEMS_PER_BLOCK = 256
-#: Items of a dataset at most: each block of them is known beforehand.
+#: Most items of a dataset: the list of blocks is made beforehand.
 _MOST_ITEMS = 2**34
-#: A block of a Hugging Face dataset has about so many bytes.
+#: Approximate bytes of a block of a Hugging Face dataset.
 _BLOCK_BYTES = 32 << 20
 
 
 class IndexedSource(RememberingSource):
     """A map-style dataset of torch: ``len(dataset)`` items, got by ``dataset[i]``.
 
-    Items that are dicts give their keys as columns, all others the column "item". The first item settles the types.
-    What the items hold cannot be known without asking for all, so the fingerprint is the dataset's class and length.
+    Items that are dicts give their keys as columns, all others the column "item". The first item fixes the types. The
+    contents are unknown without fetching all items, so the fingerprint is the dataset's class and length.
     """
 
     def __init__(self, dataset: Any, items_per_block: int = ITEMS_PER_BLOCK) -> None:
@@ -42,14 +42,14 @@ class IndexedSource(RememberingSource):
         self._dataset, self._per_block = dataset, items_per_block
         self._kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
         self._length = _length_of(dataset, self._kind)
-        #: Tells it from other datasets of this class and length, whose items need not be the same.
+        #: Distinguishes it from other datasets of this class and length, whose items may differ.
         self._token = secrets.token_hex(8)
 
     @property
     def cache_key(self) -> str:
         return f"{self.inspect().fingerprint}/{self._token}"
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         schema = self._table(0, 1).schema if self._length else pa.schema([])
         width = self._table(0, 1).nbytes if self._length else 0
         blocks = []
@@ -99,17 +99,17 @@ class IndexedSource(RememberingSource):
             raise self._failed("__getitem__", f"Item {number}", error) from error
 
     def _failed(self, method: str, items: str, error: BaseException) -> DataError:
-        """For what the user's own code raised: names the items and the line."""
+        """Return the error for an exception of the user's code: names the items and the line."""
         file, _ = defined_at(getattr(self._dataset, method, None))
         file, line = users_line(error.__traceback__, file)
         source = linecache.getline(file, line).strip() if file else ""
         place = f" at {file}, line {line}" + (f" ({source})" if source else "") if file else ""
         return DataError(
-            f"{items} of the dataset {self._kind} could not be had: {method} failed{place}: {said(error)}"
+            f"{items} of the dataset {self._kind} could not be had: {method} failed{place}: {error_text(error)}"
         )
 
     def _fitted(self, table: pa.Table, field: Any, first: int) -> Any:
-        """A column of some items with the type that the first item has settled."""
+        """Return a column of some items with the type fixed by the first item."""
         if field.name not in table.column_names:
             return pa.nulls(table.num_rows, field.type)
         column = table.column(field.name).combine_chunks()
@@ -126,7 +126,7 @@ class IndexedSource(RememberingSource):
         return f"item {block * self._per_block + row}"
 
     def publish(self, directory: str) -> Source:
-        """Puts the dataset, with whatever it holds, into a file once for all processes."""
+        """Write the pickled dataset to a file once for all processes."""
         import cloudpickle
 
         self.inspect()
@@ -153,7 +153,7 @@ def _length_of(dataset: Any, kind: str) -> int:
         length = len(dataset)
     except (Exception, SystemExit) as error:
         raise DataError(
-            f"The length of the dataset {kind} is not available: __len__ failed: {said(error)}"
+            f"The length of the dataset {kind} is not available: __len__ failed: {error_text(error)}"
         ) from error
     if length > _MOST_ITEMS:
         raise DataError(
@@ -163,7 +163,7 @@ def _length_of(dataset: Any, kind: str) -> int:
 
 
 class _PickledSource(IndexedSource):
-    """The same dataset, read from a file by each process that asks for an item."""
+    """The same dataset, loaded from a file by each process that reads an item."""
 
     def __init__(self, source: IndexedSource, path: str) -> None:
         self.__dict__.update({name: value for name, value in source.__dict__.items() if name != "_dataset"})
@@ -195,7 +195,7 @@ class _PickledSource(IndexedSource):
 
 
 class HuggingFaceSource(RememberingSource):
-    """A ``datasets.Dataset`` that lies in files, with whatever select, shuffle or sort have done to its order.
+    """A ``datasets.Dataset`` stored in files, in the order left by select, shuffle or sort.
 
     The fingerprint is made of rows, columns, the sizes of the files, the order and the first and last row.
     """
@@ -212,7 +212,7 @@ class HuggingFaceSource(RememberingSource):
         files = [file["filename"] for file in self._dataset.cache_files]
         return f"{self.inspect().fingerprint}/{files}"
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         dataset, rows = self._dataset, len(self._dataset)
         width = max(1, dataset.data.nbytes // max(1, dataset.data.num_rows))
         self._rows_per_block = max(1, min(self._block_bytes // width, 1 << 20))
@@ -251,13 +251,13 @@ class HuggingFaceSource(RememberingSource):
 
 
 def _contents(table: Any) -> pa.Table:
-    """The Arrow table in one of Hugging Face's."""
+    """Return the Arrow table in one of Hugging Face's."""
     found: pa.Table = table.table
     return found
 
 
 def plain_hugging_face(table: pa.Table, features: Any) -> pa.Table:
-    """Rows of a Hugging Face dataset in plain form; images as their bytes, marked."""
+    """Return rows of a Hugging Face dataset in plain form; images as their bytes, marked."""
     images = {}
     for name, feature in features.items():
         if type(feature).__name__ == "Image" and is_stored_image(table.schema.field(name).type):

@@ -25,7 +25,7 @@ _pt = pa.types
 
 
 def table_of_items(items: Sequence[Any], unit: str = "item", first: int = 0) -> pa.Table:
-    """A column for each key of the items, null where one has no such key; of items that are no dicts the column "item".
+    """Return a column for each key of the items, null where it is missing; for other items the column "item".
 
     ``unit`` and the number of the ``first`` item name an item in errors.
     """
@@ -55,7 +55,7 @@ def table_of_items(items: Sequence[Any], unit: str = "item", first: int = 0) -> 
 
 
 def table_of_columns(columns: Mapping[str, Sequence[Any]], unit: str = "item", first: int = 0) -> pa.Table:
-    """A table of these values, marked where they are Python's own floats."""
+    """Return a table of these values, marked where they are Python floats."""
     fields, arrays = [], []
     for name, values in columns.items():
         array = array_of(values, _Where(name, unit, first))
@@ -69,13 +69,13 @@ def table_of_columns(columns: Mapping[str, Sequence[Any]], unit: str = "item", f
 
 
 def holds_arrays(values: Iterable[Any]) -> bool:
-    """Whether the first value there is is an array, a tensor or an image, or a list of such."""
+    """Return whether the first value that is not null is an array, a tensor or an image, or a list of such."""
     example = next((value for value in values if value is not None), None)
     return _is_array(example) or (isinstance(example, (list, tuple)) and any(map(_is_array, example)))
 
 
 class _Where:
-    """Names values in errors."""
+    """The names of values in errors."""
 
     def __init__(self, column: str, unit: str, first: int) -> None:
         self.column, self.unit, self.first = column, unit, first
@@ -94,11 +94,11 @@ class _Where:
 
 
 def array_of(values: Sequence[Any], where: _Where, *, inside: bool = False) -> Any:
-    """The values as an Arrow array. ``inside`` a struct tensors are nested lists of fixed size.
+    """Return the values as an Arrow array. ``inside`` a struct tensors are nested lists of fixed size.
 
     Raises :class:`DataError` where Arrow has no type that all of them fit.
     """
-    if not inside:  # what lies inside was looked at together with what it is in
+    if not inside:  # nested values were checked together with their container
         check_nesting(values, str(where))
     example = next((value for value in values if value is not None), None)
     if _is_array(example):
@@ -117,7 +117,7 @@ def array_of(values: Sequence[Any], where: _Where, *, inside: bool = False) -> A
 
 
 def _is_array(value: Any) -> bool:
-    """True for numpy arrays, torch tensors and Pillow images."""
+    """Return True for numpy arrays, torch tensors and Pillow images."""
     return isinstance(value, np.ndarray) or _is_tensor(value) or _is_image(value)
 
 
@@ -130,7 +130,7 @@ def _is_image(value: Any) -> bool:
 
 
 def _as_numpy(value: Any) -> Any:
-    """An array for a tensor, an image, an array or a number; None stays."""
+    """Return an array for a tensor, an image, an array or a number; None stays None."""
     if value is None:
         return None
     if _is_image(value):
@@ -144,7 +144,7 @@ def _as_numpy(value: Any) -> Any:
 
 
 def _stacked(value: Any, where: _Where) -> Any:
-    """A list of arrays of one shape as one array."""
+    """Return a list of arrays of one shape as one array."""
     if value is None:
         return None
     try:
@@ -180,7 +180,7 @@ def _array_of_arrays(arrays: list[Any], where: _Where, inside: bool) -> Any:
 
 
 def _ragged(arrays: list[Any], dimensions: int, dtype: Any, where: _Where) -> Any:
-    """Lists of different lengths, as deep as the arrays have dimensions."""
+    """Return lists of different lengths, nested as deep as the arrays have dimensions."""
     if dimensions == 1:
         flat = [array for array in arrays if array is not None]
         values = array_of_numpy(np.concatenate(flat) if flat else np.empty(0, dtype), str(where))
@@ -197,14 +197,14 @@ def _ragged(arrays: list[Any], dimensions: int, dtype: Any, where: _Where) -> An
 
 
 def _is_record(value: tuple[Any, ...]) -> bool:
-    """True for tuples whose elements are something each: (image, label)."""
+    """Return True for tuples of different things: (image, label)."""
     if hasattr(value, "_fields"):
         return True
     return any(map(_is_array, value)) or len({_kind(each) for each in value if each is not None}) > 1
 
 
 def _kind(value: Any) -> object:
-    """Python's numbers are of one kind; everything else is of its type."""
+    """Return the kind of a value: one for all Python numbers, otherwise its type."""
     return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value)
 
 
@@ -254,7 +254,7 @@ def _why_no_type(values: Sequence[Any], where: _Where, error: BaseException) -> 
 
 
 def _too_large(values: Sequence[Any], where: _Where) -> str | None:
-    """What to say where a whole number does not fit; None where all of them do."""
+    """Return the advice for an integer that does not fit; None where all of them do."""
     for place, value in enumerate(values):
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             return (
@@ -266,7 +266,7 @@ def _too_large(values: Sequence[Any], where: _Where) -> str | None:
 
 
 def _has_python_floats(values: Sequence[Any]) -> bool:
-    """Whether the first float among the values, or in lists and dicts of them, is Python's own and not numpy's."""
+    """Return whether the first float among the values, also nested ones, is Python's and not numpy's."""
     return next(
         (type(leaf) is float for leaf in _leaves(values) if isinstance(leaf, (float, np.floating))), False
     )
@@ -298,7 +298,7 @@ def _holds_float64(given: pa.DataType) -> bool:
 
 
 def table_of_arrays(columns: Mapping[str, Any]) -> pa.Table:
-    """A column for each array, whose first dimension is the rows."""
+    """Return a column for each array, whose first dimension is the rows."""
     fields, arrays = [], []
     for name, values in columns.items():
         values = np.asarray(values)
@@ -310,7 +310,7 @@ def table_of_arrays(columns: Mapping[str, Any]) -> pa.Table:
 
 
 def column_of_numpy(values: Any, name: str) -> Any:
-    """A numpy array whose first dimension is the rows, as a column of its own memory."""
+    """Return a numpy array whose first dimension is the rows, as a column of its own memory."""
     values = np.asarray(values)
     if values.ndim == 0:
         raise DataError(f"The array of {name!r} is a single value. Its first dimension must be the rows.")
@@ -324,7 +324,7 @@ def column_of_numpy(values: Any, name: str) -> Any:
 
 
 def array_of_numpy(values: Any, where: str) -> Any:
-    """A one-dimensional numpy array as it is."""
+    """Return a one-dimensional numpy array as a column."""
     try:
         return pa.array(np.ascontiguousarray(values))
     except (pa.ArrowException, ValueError, TypeError) as error:
@@ -342,7 +342,7 @@ def _nested_type(values: Any, name: str) -> pa.DataType:
 
 
 def tensor_array(values: Any) -> Any:
-    """An array of at least two dimensions, all but the first of which make a tensor."""
+    """Return an array of at least two dimensions as a column of tensors."""
     storage = _fixed_lists(
         values, values.size // len(values) if len(values) else int(np.prod(values.shape[1:]))
     )
@@ -352,7 +352,7 @@ def tensor_array(values: Any) -> Any:
 
 
 def nested_lists(values: Any) -> Any:
-    """The same as lists of fixed size in each other, which may stand inside of structs."""
+    """Return the same as nested lists of fixed size, which may be inside of structs."""
     array = _fixed_lists(values, values.shape[-1])
     for size in reversed(values.shape[1:-1]):
         array = pa.FixedSizeListArray.from_arrays(array, size)

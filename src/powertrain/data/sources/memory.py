@@ -1,4 +1,4 @@
-"""Rows that are in memory: an Arrow table, its copy in a file for other processes, and counted numbers."""
+"""Rows in memory: an Arrow table, its copy in a file for other processes, and ranges of numbers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from powertrain.errors import DataError
 
 #: Chunks of a table are joined up to about this many bytes: taking single rows is fastest from few large batches.
 _BATCH_BYTES = 256 << 20
-#: So many counted numbers make one block, whose numbers are in memory together.
+#: Numbers of a range in one block, which are in memory together.
 RANGE_BLOCK_ROWS = 1 << 22
 
 
 class TableSource(RememberingSource):
-    """A table as one block. ``unit`` is what a row is called in errors: "item 17"."""
+    """A table as one block. ``unit`` names a row in errors: "item 17"."""
 
     in_memory = True
     cheap_to_decode = True
@@ -34,14 +34,14 @@ class TableSource(RememberingSource):
         self._table, self._unit = plain_table(table), unit
 
     def __getstate__(self) -> dict[str, Any]:
-        # As a stream, because Arrow pickles the whole of what a slice is of.
+        # As a stream, because Arrow pickles the whole array of a slice.
         return {**self.__dict__, "_table": _as_stream(self._table)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._table = pa.ipc.open_stream(state["_table"]).read_all()
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         block = BlockFacts(self._table.num_rows, self._table.nbytes)
         return SourceFacts((block,), self._table.schema, content_hash(self._table))
 
@@ -53,7 +53,7 @@ class TableSource(RememberingSource):
         return f"{self._unit} {row}"
 
     def publish(self, directory: str) -> Source:
-        """Writes the table to a file named after its content, so that publishing it again finds it there."""
+        """Write the table to a file named after its content, so that publishing it again finds the file."""
         facts = self.inspect()
         path = os.path.join(directory, f"{facts.fingerprint}.arrow")
         if not os.path.exists(path):
@@ -98,7 +98,7 @@ class RangeSource(RememberingSource):
         self._n, self._block_rows = n, block_rows
         self.in_memory = n <= block_rows
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         blocks = []
         for first in range(0, max(self._n, 1), self._block_rows):
             rows = min(self._block_rows, self._n - first)
@@ -135,7 +135,7 @@ def _as_stream(table: pa.Table) -> bytes:
 
 
 def _write_table(table: pa.Table, path: str) -> None:
-    """The file is there whole or not at all, also when several processes or threads write it."""
+    """Write a file atomically, also when several processes or threads write it."""
     temporary = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -1,4 +1,4 @@
-"""Some rows of another source: what a limit or a split has left of it, as a source of its own."""
+"""Some rows of another source, after a limit or a split, as a source of its own."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class PickedSource(RememberingSource):
     """The rows of ``blocks``, stretches of blocks of ``inner``, each a block here.
 
-    What comes after may then count or leave out rows without knowing that they are only some. A giant block that was
-    cut into many is read from its beginning for each of them.
+    Later steps may then count or filter rows without regard to the selection. A giant block that was cut into many is
+    read from its beginning for each of them.
     """
 
     def __init__(self, inner: Source, blocks: Sequence[Block]) -> None:
@@ -26,7 +26,7 @@ class PickedSource(RememberingSource):
         self._inner, self._blocks = inner, tuple(blocks)
         self.in_memory, self.cheap_to_decode = inner.in_memory, inner.cheap_to_decode
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         facts = self._inner.inspect()
         found = []
         for block in self._blocks:

@@ -1,8 +1,8 @@
-"""Arrow data in the few forms that the rest of this package knows.
+"""Arrow data in the few types that the rest of this package handles.
 
-Dictionaries are taken apart (each row group has another one, and a file of decoded blocks can hold only one), views and
-run ends become plain arrays, and extension types other than tensors become what they are stored as: which of them are
-known differs from process to process.
+Dictionaries are decoded (each row group has another one, and a file of decoded blocks can hold only one), views and
+run ends become plain arrays, and extension types other than tensors become their storage type: which of them are
+registered differs from process to process.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from powertrain.data.arguments import shown
 from powertrain.errors import DataError
 
 _pt = pa.types
-#: How Ray Data calls its types of tensors of one shape, and where Parquet files keep that.
+#: Ray Data's names of its types of tensors of one shape, and their key in Parquet files.
 _RAY_TENSORS = frozenset({"ray.data.arrow_tensor", "ray.data.arrow_tensor_v2"})
 _EXTENSION, _EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
 
 
 def plain_type(given: Any) -> Any:
-    """The type that values of type ``given`` get; a tensor's stays."""
+    """Return the plain type of values of type ``given``; a tensor's stays."""
     if isinstance(given, pa.FixedShapeTensorType):
         return given
     if isinstance(given, pa.BaseExtensionType) and given.extension_name in _RAY_TENSORS:
@@ -33,8 +33,8 @@ def plain_type(given: Any) -> Any:
 
 
 def plain_field_type(field: Any) -> Any:
-    """The type that a column gets. Tensors that Ray Data has written are known by the metadata of the field, unless Ray
-    is loaded in this process."""
+    """Return the plain type of a column. Tensors written by Ray Data are recognised by the metadata of the field,
+    unless Ray is loaded in this process."""
     marks = field.metadata or {}
     if (
         isinstance(field.type, pa.BaseExtensionType)
@@ -49,7 +49,7 @@ def plain_field_type(field: Any) -> Any:
 
 
 def _tensor_type(stored: Any, shape: Any) -> Any:
-    """That of tensors of this shape, stored as lists; the lists' own where no tensor can be made of them."""
+    """Return the type of tensors of this shape, stored as lists; the lists' own where no tensor can be made of them."""
     plain = _plain_inner(stored)
     is_shape = isinstance(shape, list) and shape and all(isinstance(size, int) and size > 0 for size in shape)
     if not is_shape or not (_pt.is_list(plain) or _pt.is_large_list(plain)):
@@ -82,7 +82,7 @@ def _plain_inner(given: Any) -> Any:
 
 
 def _is_view(given: pa.DataType, test: str) -> bool:
-    """Whether a test that older versions of Arrow lack holds."""
+    """Return the result of a test that older versions of Arrow lack."""
     known: Callable[[pa.DataType], bool] | None = getattr(_pt, test, None)
     return known is not None and known(given)
 
@@ -92,12 +92,12 @@ def _plain_field(given: Any) -> Any:
 
 
 def plain_schema(given: pa.Schema) -> pa.Schema:
-    """The schema of the plain form; the schema's own metadata (pandas', Hugging Face's) is left out."""
+    """Return the schema of the plain form, without the schema's own metadata (pandas', Hugging Face's)."""
     return pa.schema([field.with_type(plain_field_type(field)) for field in given])
 
 
 def as_type(array: Any, wanted: pa.DataType) -> Any:
-    """``array`` with the type ``wanted``, which is its own, its plain form, or (of nulls) any."""
+    """Return ``array`` with the type ``wanted``, which is its own, its plain form, or (of nulls) any."""
     if array.type.equals(wanted):
         return array
     if isinstance(array, pa.ExtensionArray) and not isinstance(array.type, pa.FixedShapeTensorType):
@@ -110,7 +110,7 @@ def as_type(array: Any, wanted: pa.DataType) -> Any:
 
 
 def plain_table(table: pa.Table) -> pa.Table:
-    """``table`` in plain form; columns that are plain already are not copied."""
+    """Return ``table`` in plain form; columns that are plain already are not copied."""
     schema = plain_schema(table.schema)
     if len(set(schema.names)) < len(schema.names):
         twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
@@ -128,7 +128,7 @@ def plain_table(table: pa.Table) -> pa.Table:
 
 
 def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of all ``batches``, at least one, in one."""
+    """Return the rows of all ``batches``, at least one, in one."""
     if len(batches) == 1:
         return batches[0]
     merged = pa.Table.from_batches(batches).combine_chunks().to_batches()
@@ -136,7 +136,7 @@ def one_batch(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def moderate(batches: Iterable[pa.RecordBatch], *, most: int, each: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in one batch if they are up to ``most`` bytes together, else in batches of about ``each``.
+    """Yield the same rows in one batch if they are up to ``most`` bytes together, else in batches of about ``each``.
 
     Holds at most ``most`` bytes and one batch of those given.
     """
@@ -155,7 +155,7 @@ def moderate(batches: Iterable[pa.RecordBatch], *, most: int, each: int) -> Iter
 
 
 def with_rows_only(rows: int) -> pa.RecordBatch:
-    """A batch of so many rows and no column."""
+    """Return a batch of so many rows without columns."""
     nothing: Any = pa.array([{}] * rows, pa.struct([]))
     return pa.RecordBatch.from_struct_array(nothing)
 
@@ -164,7 +164,7 @@ def with_rows_only(rows: int) -> pa.RecordBatch:
 
 
 def checked_columns(columns: Sequence[str], there: Sequence[str], where: str) -> None:
-    """Raises :class:`DataError` for a name that is not ``there``, with those it may have meant."""
+    """Raise :class:`DataError` for a name that is not ``there``, with similar names."""
     for name in columns:
         if name not in there:
             raise DataError(no_such_column(name, there, where))
@@ -174,7 +174,7 @@ def checked_columns(columns: Sequence[str], there: Sequence[str], where: str) ->
 
 
 def no_such_column(name: object, there: Sequence[str], where: str) -> str:
-    """What to say of a column that ``where`` does not have."""
+    """Return the message for a column that ``where`` does not have."""
     import difflib
 
     near = difflib.get_close_matches(str(name)[:200], there, n=3)

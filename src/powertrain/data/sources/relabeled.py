@@ -1,4 +1,4 @@
-"""Columns of another source that can only be named once its schema is known, which is not before it is looked at."""
+"""Columns of another source that can only be named once its schema is known by inspection."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from powertrain.errors import DataError
 
 
 class WithoutColumnsSource(ProjectedSource):
-    """All columns of ``inner`` but those that are dropped."""
+    """All columns of ``inner`` except the dropped ones."""
 
     def __init__(self, inner: Source, dropped: Sequence[str]) -> None:
         super().__init__(inner, None)
         self._dropped = tuple(dropped)
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         there = self._inner.inspect().schema.names
         checked_columns(self._dropped, there, "the data")
         self._columns = tuple(name for name in there if name not in self._dropped)
@@ -26,7 +26,7 @@ class WithoutColumnsSource(ProjectedSource):
             raise DataError(
                 f"drop_columns({shown(list(self._dropped))}) leaves no column. Keep at least one."
             )
-        return super()._look()
+        return super()._inspect_data()
 
 
 class RelabeledSource(ProjectedSource):
@@ -36,7 +36,7 @@ class RelabeledSource(ProjectedSource):
         super().__init__(inner, None)
         self._names = tuple(names)
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         there = self._inner.inspect().schema.names
         if len(there) != len(self._names):
             raise DataError(
@@ -45,4 +45,4 @@ class RelabeledSource(ProjectedSource):
                 "those to change."
             )
         self._renames = dict(zip(there, self._names, strict=True))
-        return super()._look()
+        return super()._inspect_data()

@@ -1,4 +1,4 @@
-"""A source that looks at its data once."""
+"""A source that inspects its data once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from powertrain.data.sources.base import Source, SourceFacts
 
 
 class RememberingSource(Source):
-    """Keeps what :meth:`_look` has found, also across pickling."""
+    """Keeps the result of :meth:`_inspect_data`, also across pickling."""
 
     def __init__(self) -> None:
         self._facts: SourceFacts | None = None
 
     def inspect(self) -> SourceFacts:
         if self._facts is None:
-            self._facts = self._look()
+            self._facts = self._inspect_data()
         return self._facts
 
     @abstractmethod
-    def _look(self) -> SourceFacts:
-        """Look at the data; raises :class:`~powertrain.errors.DataError` for whatever is wrong with it."""
+    def _inspect_data(self) -> SourceFacts:
+        """Inspect the data; raises :class:`~powertrain.errors.DataError` for invalid data."""

@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from powertrain.data.ray.protocol import END, EPOCH, FAILED, SCHEMA, send_frame, send_schema, send_table
-from powertrain.data.ray.shard import refuse_what_is_only_rays
+from powertrain.data.ray.shard import refuse_ray_only_types
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Feed:
             try:  # Ray or the user's functions may raise anything, even errors like a socket's
                 table = next(batches, None)
                 if table is not None:
-                    refuse_what_is_only_rays(table.schema)
+                    refuse_ray_only_types(table.schema)
             except Exception as error:
                 send_frame(connection, FAILED, _encode_error(error))
                 return
@@ -163,7 +163,7 @@ class Feed:
     def _send_columns(self, connection: socket.socket) -> None:
         try:
             schema = _arrow_schema(self._iterator.schema())
-            refuse_what_is_only_rays(schema)
+            refuse_ray_only_types(schema)
         except Exception as error:
             send_frame(connection, FAILED, _encode_error(error))
         else:
@@ -181,9 +181,9 @@ def _arrow_schema(schema: Any) -> pa.Schema:
 
 
 def _encode_error(error: Exception) -> bytes:
-    from powertrain.data.ray.errors import what_ray_says
+    from powertrain.data.ray.errors import ray_error_message
 
-    return what_ray_says(error).encode("utf-8", "replace")
+    return ray_error_message(error).encode("utf-8", "replace")
 
 
 def _shut(listener_or_connection: socket.socket) -> None:

@@ -1,8 +1,8 @@
 """Prepared loaders in loops of Hugging Face Accelerate.
 
 ``accelerator.prepare`` leaves a prepared loader as it is (:attr:`PreparedDataLoader._is_accelerate_prepared`): it would
-divide the rows a second time, and read one batch ahead of the loop, which a checkpoint would count as trained on. What
-Accelerate reads ahead for, the end of an epoch, is known here without that.
+divide the rows a second time, and read one batch ahead of the loop, which a checkpoint would count as trained on. The
+end of an epoch, for which Accelerate reads ahead, is known here without that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Unfollowed:
 
 
 def follow_iteration() -> Any:
-    """Begin an iteration that Accelerate is to know of, where the process uses it.
+    """Begin an iteration and announce it to Accelerate, where the process uses it.
 
     Returns:
         An object whose ``end_of_dataloader`` is to be set when the last batch is handed out, and whose ``end()`` is to
@@ -33,7 +33,7 @@ def follow_iteration() -> Any:
         return _Unfollowed()
 
     class Iteration(loaders.DataLoaderStateMixin):  # type: ignore[misc]
-        """What Accelerate looks at for the end of accumulated gradients."""
+        """The attribute that Accelerate reads for the end of accumulated gradients."""
 
         gradient_state = state.GradientState()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from powertrain.data.loading.early_ends import EarlyEnds, is_look
+from powertrain.data.loading.early_ends import EarlyEnds, is_peek
 from powertrain.data.loading.own_skips import ResumedEpoch
 from powertrain.data.plan.position import Position
 from powertrain.errors import DataChangedError
@@ -18,7 +18,7 @@ from powertrain.worker.data.shards import at_its_epoch
 if TYPE_CHECKING:
     from powertrain.worker.data.shards import Shards
 
-_HOW_TO_LOOK = "one next(iter(loader)), which does not count as an epoch"
+_HOW_TO_PEEK = "one next(iter(loader)), which does not count as an epoch"
 
 
 @dataclass(eq=False)
@@ -26,53 +26,53 @@ class Lap:
     """One iteration over a loader: an epoch, or the rest of one."""
 
     start: Position
-    #: Behind the last batch that was handed out.
+    #: Position behind the last batch that was handed out.
     at: Position
-    #: How many batches were requested.
+    #: Number of requested batches.
     requested: int = 0
 
 
 class Course:
-    """Which epoch a loader is in, and how far. Holds nothing of the dataset itself.
+    """The epoch of a loader, and the position in it. Holds nothing of the dataset itself.
 
     A lap is live from its ``iter()`` until it is exhausted or its iterator is dropped. The state of a live one is its
-    epoch and position; otherwise it is what the next ``iter()`` gives.
+    epoch and position; otherwise it is the start of the next ``iter()``.
     """
 
     def __init__(self, beginning: Position, seed: int | None = None, restart_epoch: bool = False) -> None:
-        """``beginning`` is that of epoch 0. ``seed`` is what the user insists on. ``restart_epoch`` says that data
-        which has changed is no error."""
+        """``beginning`` is that of epoch 0. ``seed`` is the user's, if any. ``restart_epoch`` accepts changed data and
+        restarts the epoch."""
         self._beginning = beginning
         self._seed = seed
         self._restart_epoch = restart_epoch
         self._name = ""
         self._at_epoch = False
-        #: Called when a batch is requested; with where the epoch goes on for the first one after a restart.
+        #: Called when a batch is requested; with the resumed epoch for the first one after a restart.
         self.requested: Callable[[ResumedEpoch | None], None] = lambda resumed: None
         self.drawn: Callable[[], None] = lambda: None
-        #: Where what was saved is taken up.
+        #: The lookup of a saved state.
         self.resumed_at: Position | None = None
         self._adopt: Callable[[], Callable[[], Mapping[str, Any] | None]] = lambda: lambda: None
-        #: False until it is certain where the first lap begins.
+        #: False until the start of the first lap is certain.
         self._settled = False
         self._lap: Lap | None = None
         self._next = beginning
-        #: True when the user has said which epoch is next.
-        self._told = False
-        #: True when the newest lap was only a look at its first batch.
+        #: True when the user has set the next epoch.
+        self._is_epoch_set = False
+        #: True when the newest lap only peeked at its first batch.
         self._has_looked = False
-        self._early_ends = EarlyEnds("", lambda message: None, _HOW_TO_LOOK)
+        self._early_ends = EarlyEnds("", lambda message: None, _HOW_TO_PEEK)
 
     @property
     def fingerprint(self) -> str:
-        """Of the data."""
+        """Fingerprint of the data."""
         return self._beginning.fingerprint
 
     def keep_with(self, data: Shards, name: str, at_epoch: bool = False) -> None:
-        """Let checkpoints keep the state of this course from its first use on, and begin where the last one left it,
-        or ``at_epoch``, where its epoch begins.
+        """Register the state of this course with checkpoints from its first use on, and begin at the saved position, or
+        with ``at_epoch`` at the start of its epoch.
 
-        Not before its first use: until then a checkpoint keeps what was saved in the one before.
+        Not before its first use: until then a checkpoint keeps the state of the one before.
         """
         self._name = name
         self._at_epoch = at_epoch
@@ -81,47 +81,47 @@ class Course:
             functools.partial(data.requested, name),
             functools.partial(data.drawn, name),
         )
-        self._early_ends = EarlyEnds(name, data.warn, _HOW_TO_LOOK)
+        self._early_ends = EarlyEnds(name, data.warn, _HOW_TO_PEEK)
 
     def state(self) -> dict[str, Any]:
-        """What has to be kept to go on from here; the same on every rank. Any thread."""
+        """Return the state to resume from; the same on every rank. Any thread."""
         lap = self._lap
         return (lap.at if lap is not None else self._next).as_dict()
 
-    def look(self) -> dict[str, Any]:
-        """As :meth:`state`, of a course that may not have been used yet."""
+    def state_or_saved(self) -> dict[str, Any]:
+        """Return the state as :meth:`state` does, for a course that may not have been used yet."""
         self._settle(final=False)
         return self.state()
 
     def begin(self) -> Lap:
-        """A new lap. A live one is abandoned by it."""
+        """Begin a new lap, which abandons a live one."""
         self._settle()
         if self._lap is not None:
             self.give_up(self._lap)
         self._early_ends.begin(self._next.epoch)
-        self._lap, self._told = Lap(self._next, self._next), False
+        self._lap, self._is_epoch_set = Lap(self._next, self._next), False
         return self._lap
 
     def end(self, lap: Lap, carried: int = 0) -> None:
-        """``lap`` has no batch left. The next epoch begins at ``carried``: below 0 with rows of this one."""
+        """End ``lap``, which has no batch left. The next epoch begins at ``carried``: below 0 with rows of this one."""
         if lap is self._lap:
             self._has_looked = False
             self._leave(lap, self._position(lap.at.epoch + 1, carried, lap.at.seed))
 
     def give_up(self, lap: Lap, is_meant: bool = False) -> None:
-        """``lap`` is abandoned with batches left.
+        """Abandon ``lap`` with batches left.
 
-        A look at its first batch does not count as an epoch. A second one in a row does, because the loop then seems
-        to take one batch from each iteration, which torch's loaders shuffle anew. A warning follows where rows are
-        left unread, unless that ``is_meant``.
+        A peek at its first batch does not count as an epoch. A second one in a row does, because the loop then seems
+        to take one batch from each iteration, which torch's loaders shuffle anew. Warns where rows are left unread,
+        unless that ``is_meant``.
         """
         if lap is not self._lap:
             return
-        if lap.requested == 0 or (is_look(lap.requested) and not self._has_looked):
+        if lap.requested == 0 or (is_peek(lap.requested) and not self._has_looked):
             self._has_looked = self._has_looked or lap.requested > 0
             self._leave(lap, lap.start)
             return
-        if not is_look(lap.requested):
+        if not is_peek(lap.requested):
             self._has_looked = False
         if not is_meant:
             batches = "batch" if lap.requested == 1 else "batches"
@@ -129,35 +129,35 @@ class Course:
         self._leave(lap, self._position(lap.at.epoch + 1, 0, lap.at.seed))
 
     def _leave(self, lap: Lap, following: Position) -> None:
-        if not self._told:
+        if not self._is_epoch_set:
             self._next = following
         self._lap = None
 
     def set_epoch(self, epoch: int) -> None:
-        """The next lap is this epoch: the rest of it where it was to be anyway, otherwise all of it."""
+        """Make the next lap this epoch: the rest of it if that was next anyway, otherwise all of it."""
         self._settle()
         if self._lap is not None or epoch != self._next.epoch:
             self._next = self._position(int(epoch), 0, self._next.seed)
-        self._told = True
+        self._is_epoch_set = True
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``. Raises :class:`DataChangedError` where it belongs to other data."""
+        """Resume from ``state``. Raises :class:`DataChangedError` where it belongs to other data."""
         saved = self._checked(Position.from_dict(state, self._name))
         if self._seed is not None and self._seed != saved.seed:
             saved = saved.with_seed(self._seed)
-        # An epoch under way goes on in the order that it was begun with.
+        # An epoch under way continues in the order that it was begun with.
         self._next = saved if saved.position else self._position(saved.epoch, 0, saved.seed)
-        self._lap, self._told = None, False
+        self._lap, self._is_epoch_set = None, False
         if not self._settled:
             self._settled = True
             self._adopt()
 
     def _checked(self, saved: Position) -> Position:
-        """``saved``, or the start of its epoch where its position means nothing here."""
+        """Return ``saved``, or the start of its epoch where its position is not valid here."""
         mine = self._beginning
         start = self._position(saved.epoch, 0, saved.seed)
         if saved.fingerprint == mine.fingerprint:
-            # One sampler's position is nothing to another kind of sampler.
+            # A sampler's position is not valid for another kind of sampler.
             return start if OWN in (saved.shuffle, mine.shuffle) else saved
         found = (
             f"The dataset of {self._name!r} is not what it was when its position was saved: it was "
@@ -175,7 +175,7 @@ class Course:
         return replace(self._beginning, epoch=epoch, position=position, seed=seed)
 
     def _settle(self, final: bool = True) -> None:
-        """Take up what was saved. Where nothing was, it may be asked for again unless this is said to be final."""
+        """Load the saved state. Where there is none, the lookup may be repeated unless this one is final."""
         if self._settled:
             return
         saved = self._adopt()()

@@ -1,4 +1,4 @@
-"""``PreparedDataLoader``: notes a batch when it is handed out, whatever torch's loader has fetched ahead."""
+"""``PreparedDataLoader``: counts a batch when it is handed out, whatever torch's loader has prefetched."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from powertrain.data.loading.early_ends import is_look
+from powertrain.data.loading.early_ends import is_peek
 from powertrain.data.loading.own_skips import ResumedEpoch
 from powertrain.data.plan.position import Position
 from powertrain.torch.data_loader.accelerated import follow_iteration
@@ -53,7 +53,7 @@ class RankSeeded:
 
 
 class PreparedDataLoader(DataLoader[Any]):
-    """A DataLoader that advances the epoch, keeps its position, weighs batches and brings them to the device.
+    """A DataLoader that advances the epoch, keeps its position, weighs batches and moves them to the device.
 
     Everything else, reading and setting attributes included, is the inner loader's.
     """
@@ -69,7 +69,7 @@ class PreparedDataLoader(DataLoader[Any]):
         self.__dict__.update(_inner=inner, _sharing=sharing, _device=device, _auto_transfer=auto_transfer)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # asked by copy and pickle before anything is there
+        if name == "_inner":  # accessed by copy and pickle before the attributes are set
             raise AttributeError(name)
         return getattr(self._inner, name)
 
@@ -77,21 +77,21 @@ class PreparedDataLoader(DataLoader[Any]):
         setattr(self._inner, name, value)
 
     def __len__(self) -> int:
-        """How many batches a whole epoch has."""
+        """Return the number of batches of a whole epoch."""
         return len(self._inner)
 
     def batches_left(self) -> int | None:
-        """Return how many batches the epoch under way, or the next one, still has; None where that is not known."""
+        """Return the number of batches left in the epoch under way, or in the next one; None where unknown."""
         cut = self._sharing.cut
         return cut.steps(self.state_dict()["position"]) if cut is not None else None
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being iterated over, or that which the next ``iter()`` gives."""
-        return int(self._sharing.course.look()["epoch"])
+        """The epoch under way, or that of the next ``iter()``."""
+        return int(self._sharing.course.state_or_saved()["epoch"])
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs that are left of ``count``, from the one that a restart goes on with.
+        """Return the numbers of the remaining epochs of ``count``, from the one that a restart resumes.
 
         ::
 
@@ -104,20 +104,20 @@ class PreparedDataLoader(DataLoader[Any]):
 
     @property
     def weight(self) -> float:
-        """What the batch handed out last counts for in the gradient: see ``DataShard.weight``."""
+        """Gradient weight of the batch handed out last: see ``DataShard.weight``."""
         return float(self._sharing.weight)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, in less than 400 bytes; the same on every rank.
+        """Return the position of the loader, in less than 400 bytes; the same on every rank.
 
-        It says what the next ``iter()`` gives after a restart: the rest of an epoch that is being iterated over, from
-        behind the last batch that was handed out; otherwise the next epoch.
+        The next ``iter()`` after a restart begins there: with the rest of an epoch under way, from behind the last
+        batch that was handed out; otherwise with the next epoch.
         """
-        state: dict[str, Any] = self._sharing.course.look()
+        state: dict[str, Any] = self._sharing.course.state_or_saved()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next ``iter()`` go on from ``state``, with any number of workers.
+        """Make the next ``iter()`` resume from ``state``, with any number of workers.
 
         The seed in it holds from then on. Raises :class:`~powertrain.errors.DataChangedError` where the dataset has
         another type or length.
@@ -142,7 +142,7 @@ class PreparedDataLoader(DataLoader[Any]):
 
 
 class _HandedOut:
-    """The batches of one lap. Each is noted as it is given; when this is dropped, the lap is over."""
+    """The batches of one lap. Each is counted as it is handed out; when this is dropped, the lap is over."""
 
     def __init__(self, batches: Iterator[Any], lap: Lap, sharing: Sharing, keeps_order: bool) -> None:
         self._batches: Iterator[Any] = batches
@@ -152,7 +152,7 @@ class _HandedOut:
         self._followed = follow_iteration()
 
     def _resumed_epoch(self) -> ResumedEpoch | None:
-        """Where the lap goes on after a restart; None for one that begins with its epoch."""
+        """Return the resumed epoch after a restart; None for a lap that begins with its epoch."""
         cut, start = self._cut, self._lap.start
         if cut is None or start.position <= 0 or start != self._sharing.course.resumed_at:
             return None
@@ -172,7 +172,7 @@ class _HandedOut:
             self._end()
             raise
         except Exception:
-            self._pass_step()  # torch has used its rows up: who goes on gets those after them
+            self._pass_step()  # torch has consumed its rows: the next request gets those after them
             raise
         cut, at = self._cut, self._lap.at
         self._sharing.weight = cut.weight(at.position) if cut is not None else 1.0
@@ -186,7 +186,7 @@ class _HandedOut:
         return batch
 
     def _first(self) -> Any:
-        """The next one, for which the rank's first step waits."""
+        """Return the next batch, which the rank's first step waits for."""
         with progress.startup.waiting():
             return next(self._batches)
 
@@ -196,13 +196,13 @@ class _HandedOut:
             self._lap.at = Position.at(at, at.epoch, self._cut.after(at.position))
 
     def close(self) -> None:
-        """Give the rest of the epoch up. Before the second batch was requested, the epoch does not count as begun."""
+        """Abandon the rest of the epoch. Before the second batch was requested, the epoch does not count as begun."""
         self._give_up(is_meant=True)
 
     def _give_up(self, is_meant: bool = False) -> None:
         cut, lap = self._cut, self._lap
-        if cut is not None and not is_look(lap.requested) and not cut.steps(lap.at.position):
-            self._end()  # nothing was left of it
+        if cut is not None and not is_peek(lap.requested) and not cut.steps(lap.at.position):
+            self._end()  # no batch was left
             return
         self._batches = iter(())
         self._followed.end()

@@ -13,18 +13,18 @@ from powertrain.trace.recording.phases import H2D
 
 
 def copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Each batch on ``device``, the following one already being copied on a stream of its own."""
+    """Yield each batch on ``device``, with the following one already being copied on a stream of its own."""
     make: Any = torch.cuda.Stream
     stream = make(device)
     moved: list[torch.Tensor] = []
     ahead = _copy_next(batches, device, stream, moved)
     while ahead is not _END:
-        # For as long as the GPU itself waits for the copy, which is never this thread's time.
+        # Measured while the GPU itself waits for the copy, which is never this thread's time.
         with current.phase(H2D):
             computing = torch.cuda.current_stream(device)
             computing.wait_stream(stream)
             for tensor in moved:
-                # The memory belongs to the copying stream; it must not be given away while computing uses it.
+                # The memory belongs to the copying stream; it must not be reused while the computation needs it.
                 tensor.record_stream(computing)
         batch, moved = ahead, []
         ahead = _copy_next(batches, device, stream, moved)
@@ -34,11 +34,11 @@ def copied_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
 def _copy_next(
     batches: Iterator[Any], device: torch.device, stream: torch.cuda.Stream, moved: list[torch.Tensor]
 ) -> Any:
-    """The next batch, on its way to ``device``; ``_END`` after the last."""
+    """Return the next batch, with its copy to ``device`` begun; ``_END`` after the last."""
     batch = next(batches, _END)
     if batch is _END:
         return batch
-    # Around all of it and on the computing stream: the copies of single tensors are on one that nobody times.
+    # Around all of it and on the computing stream: the copies of single tensors are on one that is not timed.
     with current.phase(H2D):
         return move_batch(batch, device, stream, moved)
 
@@ -52,7 +52,7 @@ def move_batch(
     stream: torch.cuda.Stream | None = None,
     moved: list[torch.Tensor] | None = None,
 ) -> Any:
-    """``batch`` with every tensor in it on ``device``.
+    """Return ``batch`` with every tensor in it on ``device``.
 
     Where ``stream`` is given, tensors are copied on it and noted in ``moved``.
     Objects that move themselves (with ``.to``) do so on the current stream: their memory cannot be

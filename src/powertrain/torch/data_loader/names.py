@@ -16,29 +16,28 @@ if TYPE_CHECKING:
     from powertrain.worker.session import Session
 
 
-#: Under which names each session's loaders go into its checkpoints.
-#: The process that will end loaders' processes when it ends.
+#: Id of the process that ends loaders' processes at its exit, and the names of each session's loaders in checkpoints.
 _ending_processes = 0
 _names: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def free(session: Session, name: str) -> None:
-    """A prepared loader is gone, and its name with it."""
+    """Release the name of a prepared loader that was dropped."""
     _names.setdefault(session, set()).discard(name)
     session.data.let_go(name)
 
 
 def end_processes_at_exit() -> None:
-    """Let this process end although loaders' processes block SIGTERM, by which multiprocessing would end them."""
+    """Let this process exit although loaders' processes block SIGTERM, which multiprocessing would send them."""
     from multiprocessing import util
 
     global _ending_processes
     if _ending_processes != os.getpid():
-        util.Finalize(None, _kill_who_blocks_sigterm, exitpriority=100)
+        util.Finalize(None, _kill_sigterm_blockers, exitpriority=100)
         _ending_processes = os.getpid()
 
 
-def _kill_who_blocks_sigterm() -> None:
+def _kill_sigterm_blockers() -> None:
     from multiprocessing import active_children
 
     for child in active_children():
@@ -56,7 +55,7 @@ def _blocks_sigterm(pid: int) -> bool:
 
 
 def free_name(session: Session, wanted: str | None, fingerprint: str) -> str:
-    """``wanted``, or the next of "loader", "loader-2", ...: the same on every rank that prepares in the same order."""
+    """Return ``wanted``, or the next of "loader", "loader-2", ...: the same on ranks that prepare in the same order."""
     taken = _names.setdefault(session, set())
     if wanted is None:
         names = itertools.chain(["loader"], (f"loader-{number}" for number in itertools.count(2)))
@@ -78,5 +77,5 @@ def free_name(session: Session, wanted: str | None, fingerprint: str) -> str:
 
 
 def _can_follow(left: Mapping[str, Any] | None, fingerprint: str) -> bool:
-    """Whether a loader over this data may go on where one stands that is gone."""
+    """Return whether a loader over this data may continue from a dropped one."""
     return left is None or left["fingerprint"] == fingerprint

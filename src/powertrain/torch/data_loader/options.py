@@ -11,15 +11,15 @@ from powertrain.errors import ConfigError
 from powertrain.values.arguments import shorten
 
 Tail = Literal["partial", "drop", "carry"]
-#: Seeds go through JSON and msgpack, where 64 bits are not safe everywhere.
+#: Seeds are stored as JSON and msgpack, where 64 bits are not safe everywhere.
 LARGEST_SEED = 2**53 - 1
-#: The ``shuffle`` in the state of a loader whose order is its sampler's own affair.
+#: The ``shuffle`` in the state of a loader whose sampler decides the order.
 OWN = "own"
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What was asked for beyond the loader's own options; ``None`` for nothing."""
+    """The options beyond the loader's own; ``None`` where not given."""
 
     global_batch_size: int | None = None
     tail: Tail | None = None

@@ -33,34 +33,53 @@ def prepare_data_loader(
     seed: int | None = None,
     resume: Literal["batch", "epoch"] | None = None,
 ) -> DataLoader[Any]:
-    """The loader, giving this worker its part of every step, on its device. Prepare it once, before the epochs.
+    """Return the loader with this worker's part of every step, on its device. Prepare it once, before the epochs.
 
-    All options of the loader are kept. A step takes ``batch_size`` rows for each worker, or ``global_batch_size`` rows
-    for all of them together, at any number of workers. Every row comes once per epoch. What is left for the last step
-    makes a smaller one (``tail="partial"``), is left out (``"drop"``; both by the loader's ``drop_last``), or
-    begins the next epoch (``"carry"``). A worker that has no row in a small step gets one that counts nothing. Models
-    from ``prepare_model`` weigh each worker's gradient by its rows, so the step is the mean over all rows.
+    All options of the loader are kept. Every row comes once per epoch. A worker without a row in a small step gets one
+    without weight. Models from ``prepare_model`` weigh each worker's gradient by its rows, so the step is the mean over
+    all rows. Each iteration is a new epoch with a new order, which follows from the seed and the epoch, never from the
+    number of workers. ``loader.sampler.set_epoch(n)`` is honoured and counting continues from ``n``. ``loader.epoch``
+    and ``loader.epochs(n)`` give the loop its position.
 
-    Each iteration is a new epoch with a new order, which follows from ``seed`` (else from the loader's generator,
-    ``enable_reproducibility``, or torch's seed where there is one worker) and the epoch, never from the number of
-    workers. ``loader.sampler.set_epoch(n)`` is honoured and counting goes on from ``n``. ``loader.epoch`` and
-    ``loader.epochs(n)`` tell the loop where it is.
-
-    The position goes into every checkpoint under ``name`` ("loader", "loader-2", ... in the order of preparation).
-    After a restart the first iteration goes on behind the last batch that was handed out before the checkpoint, with
-    any number of workers; a finished or abandoned epoch is followed by the next. ``resume="epoch"`` begins the epoch
-    again instead, for a loop that skips batches by itself; None is what ``DataConfig(resume=...)`` says. A look at the
-    first batch (``next(iter(loader))``) does not count as an epoch, unless another one follows it.
+    After a restart the first iteration resumes behind the last batch that was handed out before the checkpoint, with
+    any number of workers; a finished or abandoned epoch is followed by the next. A peek at the first batch
+    (``next(iter(loader))``) does not count as an epoch, unless another one follows it.
 
     All this holds for map-style datasets with the usual samplers (``shuffle=True`` or not). Otherwise:
 
     - A custom sampler or batch sampler is drawn from alike on every worker, and each takes its share; some rows come
       twice where they do not divide evenly. After a restart the epoch begins again from its start. The same holds for
-      a DistributedSampler of the user's, and with ``add_dist_sampler=False``, which gives every worker all rows.
+      a DistributedSampler of the user, and with ``add_dist_sampler=False``, which gives every worker all rows.
     - An IterableDataset cannot be shared out: every worker reads all of it, and begins its epoch again after a restart.
     - With ``in_order=False`` batches come in any order, so an epoch begins again too.
 
-    On a GPU, ``auto_transfer`` copies the next batch on a stream of its own while the current one is computed on.
+    Args:
+        data_loader: The loader. A step takes its ``batch_size`` rows for each worker.
+        add_dist_sampler: False gives every worker all rows.
+        move_to_device: Move batches to this worker's device.
+        auto_transfer: On a GPU, copy the next batch on a stream of its own during the computation on the current one.
+        global_batch_size: Rows of a step for all workers together, at any number of workers.
+        tail: Handling of rows that do not fill the last step: a smaller step (``"partial"``), left out (``"drop"``;
+            both by the loader's ``drop_last``), or the beginning of the next epoch (``"carry"``).
+        name: The key of the position in checkpoints ("loader", "loader-2", ... in the order of preparation).
+        seed: The seed of the order; None for that of the loader's generator, of ``enable_reproducibility``, or of
+            torch where there is one worker.
+        resume: ``"epoch"`` begins the epoch again after a restart, for a loop that skips batches by itself; None is
+            the value of ``DataConfig(resume=...)``.
+
+    Returns:
+        The prepared loader.
+
+    Raises:
+        ConfigError: An option has a wrong value, or needs an order that the loader's sampler does not allow.
+        OutsideWorkerError: Called outside a training worker.
+
+    Example::
+
+        loader = prepare_data_loader(DataLoader(dataset, batch_size=32, shuffle=True))
+        for epoch in loader.epochs(10):
+            for batch in loader:
+                ...
     """
     from powertrain.worker.session import current
 
@@ -80,7 +99,7 @@ def prepare_data_loader(
     if resume not in (None, "batch", "epoch"):
         raise ConfigError(f"prepare_data_loader(resume={shorten(resume)}) must be 'batch', 'epoch' or None.")
     wishes = checked_wishes(global_batch_size, tail, seed)
-    # A copy has every option, also those of a subclass; only what differs per rank is replaced in it.
+    # A copy has every option, also those of a subclass; only the options that differ per rank are replaced in it.
     loader = copy.copy(data_loader)
     loader.__dict__["_iterator"] = None
     sharing = share_out(loader, add_dist_sampler, wishes, session)
@@ -95,6 +114,6 @@ def prepare_data_loader(
     prepared = PreparedDataLoader(
         loader, sharing, device_of_loader() if move_to_device else None, auto_transfer
     )
-    # A loop that prepares its loader anew in each epoch goes on with the next epoch, under the same name.
+    # A loop that prepares its loader anew in each epoch continues with the next epoch, under the same name.
     weakref.finalize(prepared, free, session, kept_as).atexit = False
     return prepared

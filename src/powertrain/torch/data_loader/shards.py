@@ -1,4 +1,4 @@
-"""How an epoch is cut into steps and ranks, and the samplers that draw this rank's rows."""
+"""The cut of an epoch into steps and ranks, and the samplers that draw this rank's rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepCut:
-    """How an epoch of ``rows`` is cut into steps of ``global_batch`` rows, and what of each is this rank's."""
+    """The cut of an epoch of ``rows`` into steps of ``global_batch`` rows, and this rank's part of each."""
 
     rows: int
     global_batch: int
@@ -33,29 +33,29 @@ class StepCut:
     world_size: int
 
     def steps(self, position: int = 0) -> int:
-        """How many steps there are from ``position`` on."""
+        """Return the number of steps from ``position`` on."""
         return steps_left(self.rows, position, self.global_batch, self.tail)
 
     def after(self, position: int) -> int:
-        """Where the step that begins at ``position`` ends."""
+        """Return the end of the step that begins at ``position``."""
         return min(position + self.global_batch, self.rows)
 
     def part(self, position: int) -> tuple[int, int]:
-        """This rank's part of that step, as places within it."""
+        """Return this rank's part of that step, as places within it."""
         return part_of(self.after(position) - position, self.rank, self.world_size)
 
     def weight(self, position: int) -> float:
-        """What this rank's gradient counts for in that step; 0 where its only row is a filler."""
+        """Return the weight of this rank's gradient in that step; 0 where its only row is a filler."""
         total = self.after(position) - position
         low, high = self.part(position)
         return (high - low) * self.world_size / total if total > 0 else 1.0
 
     def carried(self, position: int) -> int:
-        """Where the next epoch begins when this one has no step left at ``position``."""
+        """Return the start of the next epoch when this one has no step left at ``position``."""
         return after_epoch(self.rows, position, self.global_batch, self.tail)
 
     def indices(self, position: int, order: Callable[[int], EpochOrder]) -> list[int]:
-        """This rank's rows of the step that begins at ``position``; one of the step's where it has none.
+        """Return this rank's rows of the step that begins at ``position``; one of the step's where it has none.
 
         ``order(n)`` is that of ``n`` epochs ago: a position below 0 stands for rows that were carried over.
         """
@@ -69,7 +69,7 @@ class StepCut:
             until = min(end, (1 - ago) * self.rows)
             then = order(ago)
             slots = then.step(at + ago * self.rows, until + ago * self.rows)
-            # Only those of this rank are located: others' rows need permutations that it can do without.
+            # Only those of this rank are located: others' rows need permutations that are not needed otherwise.
             slots = slots[max(mine[0] - (at - position), 0) : max(mine[1] - (at - position), 0)]
             rows += then.locate(slots).offsets.tolist()
             at = until
@@ -77,7 +77,7 @@ class StepCut:
 
 
 def epoch_order(start: Position, ago: int = 0) -> EpochOrder:
-    """The order of the epoch that a lap began in, or of that ``ago`` epochs before, over the rows 0 to N - 1."""
+    """Return the order of the epoch of a lap, or of that ``ago`` epochs before, over the rows 0 to N - 1."""
     return EpochOrder(
         [start.rows], seed=start.seed, epoch=start.epoch - ago, shuffle=start.shuffle, lanes=start.lanes
     )
@@ -95,26 +95,26 @@ class OrderedShard(DistributedSampler[Any]):
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
-        """The live epoch, or that which the next iteration gives."""
-        return int(self._course.look()["epoch"])
+        """The epoch under way, or that of the next iteration."""
+        return int(self._course.state_or_saved()["epoch"])
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration of the loader is this epoch."""
+        """Make the next iteration of the loader this epoch."""
         self._course.set_epoch(epoch)
 
     def begin(self, start: Position) -> None:
-        """What is asked from here on belongs to the lap that begins at ``start``."""
+        """Begin the lap at ``start``, to which later requests belong."""
         self._start, self.seed = start, start.seed
 
     def steps(self) -> Iterator[list[int]]:
-        """The rows of this rank in each step of the lap that began last, from its start."""
+        """Yield the rows of this rank in each step of the newest lap, from its start."""
         return _steps_from(self._start, self.cut)
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.chain.from_iterable(self.steps())
 
     def __len__(self) -> int:
-        """How many rows this rank is given in a whole epoch, fillers counted."""
+        """Return the number of rows of this rank in a whole epoch, fillers included."""
         steps = self.cut.steps()
         if not steps:
             return 0
@@ -151,13 +151,13 @@ class StepBatches(BatchSampler):
 
 
 class DrawnShard(DistributedSampler[Any]):
-    """A rank's share of what the user's own sampler (or batch sampler) gives.
+    """A rank's share of the user's own sampler (or batch sampler).
 
     Each rank draws the whole order, under one seed so that all draw the same, and takes its part.
     """
 
     def __init__(self, drawn_from: Any, rank: int, world_size: int, course: Course, drop_last: bool) -> None:
-        # Not DistributedSampler's own __init__, which wants the length of a dataset.
+        # Not DistributedSampler's own __init__, which needs the length of a dataset.
         self.dataset, self.num_replicas, self.rank = drawn_from, world_size, rank
         self.shuffle, self.drop_last = False, drop_last
         self._course = course
@@ -168,7 +168,7 @@ class DrawnShard(DistributedSampler[Any]):
         self._enter(epoch)
 
     def begin(self, start: Position) -> None:
-        """What is drawn from here on belongs to the lap that begins at ``start``."""
+        """Begin the lap at ``start``, to which later draws belong."""
         self.seed = start.seed
         self._enter(start.epoch)
 
@@ -190,9 +190,9 @@ class DrawnShard(DistributedSampler[Any]):
 
 
 def share(drawn: Sequence[Any], rank: int, world_size: int, drop_last: bool) -> Sequence[Any]:
-    """Every ``world_size``-th element from ``rank`` on; all ranks get equally many.
+    """Return every ``world_size``-th element from ``rank`` on; all ranks get equally many.
 
-    What does not divide evenly is left out with ``drop_last`` and otherwise filled up from the beginning.
+    A remainder is left out with ``drop_last`` and otherwise filled up from the beginning.
     """
     if drop_last:
         return drawn[rank : len(drawn) - len(drawn) % world_size : world_size]
@@ -203,7 +203,7 @@ def share(drawn: Sequence[Any], rank: int, world_size: int, drop_last: bool) -> 
 
 
 def endless_share(drawn: Iterable[Any], rank: int, world_size: int) -> Iterator[Any]:
-    """As :func:`share` for a sampler without a length, which must itself draw alike on every rank."""
+    """Yield the share as :func:`share` does, for a sampler without a length, which must draw alike on every rank."""
     rounds = iter(drawn)
     while len(round_ := list(itertools.islice(rounds, world_size))) == world_size:
         yield round_[rank]
@@ -211,7 +211,7 @@ def endless_share(drawn: Iterable[Any], rank: int, world_size: int) -> Iterator[
 
 @contextlib.contextmanager
 def _drawing_alike(seed: int) -> Iterator[None]:
-    """Inside, random numbers follow from ``seed``; outside, nothing has happened."""
+    """Derive random numbers from ``seed`` inside the block, and restore the generators after it."""
     seed %= 2**32
     torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:

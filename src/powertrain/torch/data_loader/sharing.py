@@ -32,33 +32,33 @@ if TYPE_CHECKING:
     from powertrain.torch.data_loader.options import Wishes
     from powertrain.worker.session import Session
 
-#: Up to this many rows one permutation orders them all; more are shuffled in pieces, so that none gets huge.
+#: Up to this many rows are ordered by one permutation; more are shuffled in pieces, to bound its size.
 ROWS_IN_ONE_PERMUTATION = 2**24
-#: A state must stay small, whatever a dataset's class is called.
+#: Bounds the size of a state for any name of the dataset's class.
 _LONGEST_TYPE_NAME = 100
 
 
 @dataclass
 class Sharing:
-    """How the rows of a loader are given to ranks."""
+    """The division of a loader's rows among ranks."""
 
     course: Course
-    #: The sampler that is ours; ``None`` where the loader's own stays.
+    #: This package's sampler; ``None`` where the loader's own stays.
     shard: OrderedShard | DrawnShard | None = None
-    #: False where the user says what a rank's gradient counts for.
+    #: False where the user sets the weight of a rank's gradient.
     weighs: bool = True
-    #: Of the batch handed out last.
+    #: Gradient weight of the batch handed out last.
     weight: float = 1.0
 
     @property
     def cut(self) -> StepCut | None:
-        """How steps are cut, where the k-th batch that is handed out is known to be the k-th step."""
+        """The cut of steps, where the k-th batch that is handed out is known to be the k-th step."""
         return self.shard.cut if isinstance(self.shard, OrderedShard) else None
 
 
 @dataclass(frozen=True)
 class _Usual:
-    """A sampler over the whole of its data, in order or shuffled, and how it is batched."""
+    """A sampler over the whole of its data, in order or shuffled, and its batching."""
 
     sampler: Any
     #: ``None`` where rows are given one by one.
@@ -90,7 +90,7 @@ def _usual(loader: DataLoader[Any]) -> _Usual | None:
 
 
 def share_out(loader: DataLoader[Any], add_sampler: bool, wishes: Wishes, session: Session) -> Sharing:
-    """Replace the samplers of ``loader`` by this rank's, where that can be done; rank 0 says where it cannot."""
+    """Replace the samplers of ``loader`` by this rank's, where possible; rank 0 warns where it is not."""
     place = session.place
     streams = isinstance(loader.dataset, IterableDataset)
     distributed = _is_distributed(loader.sampler) or _is_distributed(loader.batch_sampler)
@@ -99,7 +99,7 @@ def share_out(loader: DataLoader[Any], add_sampler: bool, wishes: Wishes, sessio
         return _share_in_order(loader, usual, wishes, session)
     _refuse_wishes(loader, wishes, add_sampler)
     if place.rank == 0:
-        _tell_what_cannot_be_had(loader, add_sampler, place.world_size)
+        _warn_of_limits(loader, add_sampler, place.world_size)
     seed = _order_seed(None, loader, wishes, place.world_size)
     beginning = _beginning(loader.dataset, -1 if streams else _length(loader.dataset), seed, OWN)
     course = Course(beginning, wishes.seed, _restarts(session))
@@ -133,7 +133,7 @@ def _share_in_order(loader: DataLoader[Any], usual: _Usual, wishes: Wishes, sess
         own_size = loader.batch_size if loader.batch_size is None else batches.batch_size
         loader.__dict__.update(sampler=shard, batch_sampler=batches, batch_size=own_size)
     if comes_in_any_order(loader) and rank == 0:
-        _tell_of_any_order()
+        _warn_of_any_order()
     return Sharing(course, shard)
 
 
@@ -155,7 +155,7 @@ def _share_drawn(loader: DataLoader[Any], course: Course, rank: int, world_size:
 
 
 def _beginning(dataset: Any, rows: int, seed: int, shuffle: str) -> Position:
-    """The start of epoch 0. ``rows`` is -1 where nobody knows."""
+    """Return the start of epoch 0. ``rows`` is -1 where unknown."""
     return Position(
         epoch=0,
         position=0,
@@ -168,7 +168,7 @@ def _beginning(dataset: Any, rows: int, seed: int, shuffle: str) -> Position:
 
 
 def _is_distributed(sampler: Any) -> bool:
-    """True when the user's sampler already gives each rank its own part."""
+    """Return True when the user's sampler already gives each rank its own part."""
     return any(
         isinstance(part, DistributedSampler) or hasattr(part, "num_replicas")
         for part in (sampler, getattr(sampler, "sampler", None))
@@ -184,18 +184,18 @@ def _restarts(session: Session) -> bool:
 
 
 def _length(dataset: Any) -> int:
-    """How many rows there are; -1 where nobody knows."""
+    """Return the number of rows; -1 where unknown."""
     try:
         return len(dataset)
-    except (TypeError, NotImplementedError):  # has none, or says that it has none
+    except (TypeError, NotImplementedError):  # has no length, or raises to say so
         return -1
 
 
 def _order_seed(
     generator: torch.Generator | None, loader: DataLoader[Any], wishes: Wishes, world_size: int
 ) -> int:
-    """The seed of the row order, the same on every rank: that which was asked for, or the user's generator's, or that
-    of ``enable_reproducibility``, or 0; alone, what the user's ``torch.manual_seed`` said."""
+    """Return the seed of the row order, the same on every rank: the given one, or the user's generator's, or that of
+    ``enable_reproducibility``, or 0; for one rank, that of the user's ``torch.manual_seed``."""
     from powertrain.torch import device
 
     generator = generator or loader.generator
@@ -211,7 +211,7 @@ def _order_seed(
 
 
 def _refuse_wishes(loader: DataLoader[Any], wishes: Wishes, add_sampler: bool) -> None:
-    """Raise where something was asked for that only an order of ours can give."""
+    """Raise where an option needs an order of this package."""
     wished = [option for option in ("global_batch_size", "tail") if getattr(wishes, option) is not None]
     if not wished:
         return
@@ -227,7 +227,7 @@ def _refuse_wishes(loader: DataLoader[Any], wishes: Wishes, add_sampler: bool) -
     )
 
 
-def _tell_what_cannot_be_had(loader: DataLoader[Any], add_sampler: bool, world_size: int) -> None:
+def _warn_of_limits(loader: DataLoader[Any], add_sampler: bool, world_size: int) -> None:
     """Warn of data that cannot be shared out, or whose position cannot be kept."""
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     sampler = sampler.sampler if type(sampler) is BatchSampler else sampler
@@ -255,7 +255,7 @@ def _tell_what_cannot_be_had(loader: DataLoader[Any], add_sampler: bool, world_s
     warnings.warn(message, stacklevel=4)
 
 
-def _tell_of_any_order() -> None:
+def _warn_of_any_order() -> None:
     warnings.warn(
         "This loader has in_order=False, so nobody knows which batch of the epoch comes next: after a restart the "
         "epoch begins again from its start, and a smaller last step counts as much as a whole one. Leave in_order "

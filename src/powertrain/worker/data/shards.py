@@ -112,12 +112,12 @@ class RecordedWaits:
         recorder = current.recording()
         return recorder.enter(H2D) if recorder is not None else marks.IGNORED
 
-    def go_on(self, began: int) -> None:
+    def finish(self, began: int) -> None:
         recorder = current.recording()
         if recorder is not None:
             recorder.leave(began)
 
-    def came(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
+    def record(self, began: int, batch: Any, rows: int, seconds: float | None) -> None:
         recorder = current.recording()
         # Within another wait, as that of torch's loader around a shard, the batch is counted there.
         if recorder is not None and began == 0:
@@ -131,8 +131,8 @@ class FirstWaits(RecordedWaits):
         progress.startup.wait_began()
         return super().wait()
 
-    def go_on(self, began: int) -> None:
-        super().go_on(began)
+    def finish(self, began: int) -> None:
+        super().finish(began)
         progress.startup.wait_ended()
 
 

@@ -1,4 +1,4 @@
-"""Columns that the path of a file gives to all its rows: those of "key=value" directories, and the path itself."""
+"""Columns derived from the path of a file: those of "key=value" directories, and the path itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = "path"
 
 
 def with_file_columns(schema: pa.Schema, files: Sequence[DataFile], include_paths: bool) -> pa.Schema:
-    """``schema`` of what is in the files, and after it the columns that their paths add. A column that the files have
+    """Return ``schema`` of the files' contents, followed by the columns of their paths. A column that the files have
     themselves is not added."""
     names = list(files[0].partitions)
     for file in files:
@@ -34,6 +34,6 @@ def with_file_columns(schema: pa.Schema, files: Sequence[DataFile], include_path
 
 
 def file_column(file: DataFile, name: str, rows: int) -> Any:
-    """The values of a column that the path of ``file`` adds."""
+    """Return the values of a column derived from the path of ``file``."""
     value = file.partitions.get(name, file.shown)
     return pa.repeat(pa.scalar(value, pa.string()), rows)

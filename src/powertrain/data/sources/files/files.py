@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-#: The value that stands for "none" in the names of partition directories.
+#: Null in the names of partition directories.
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-#: Requests for small pieces of different objects that are on their way at the same time.
+#: Concurrent requests for small pieces of different objects.
 _CONCURRENT = 16
 
 _T = TypeVar("_T")
@@ -37,9 +37,9 @@ _T = TypeVar("_T")
 class DataFile:
     """One file of data."""
 
-    #: What opens it: an absolute path, an address, or a path of the file system that was given.
+    #: Passed to open it: an absolute path, an address, or a path of the given file system.
     path: str
-    #: Its path below what was given, for people and fingerprints: the same when all is moved elsewhere.
+    #: Its path below the given one, for people and fingerprints: the same when all is moved elsewhere.
     name: str
     size: int
 
@@ -49,7 +49,7 @@ class DataFile:
 
     @property
     def partitions(self) -> dict[str, str | None]:
-        """What directories named "key=value" say about all rows of the file."""
+        """Values from "key=value" directories, for all rows of the file."""
         found: dict[str, str | None] = {}
         for part in self.name.split("/")[:-1]:
             key, equals, value = part.partition("=")
@@ -60,12 +60,12 @@ class DataFile:
 
 @dataclass(frozen=True)
 class FilePaths:
-    """What was asked for. Relative paths are made absolute at once, because ranks work in other directories."""
+    """The requested files. Relative paths are made absolute at once, because ranks have other working directories."""
 
     paths: tuple[str, ...]
-    #: Endings of the names that count, without the dot; None for all.
+    #: Accepted file extensions, without the dot; None for all.
     extensions: tuple[str, ...] | None = None
-    #: True where files that are named one by one count whatever their ending.
+    #: True where individually named files are accepted with any extension.
     only_in_directories: bool = False
     filesystem: Any = None
 
@@ -82,8 +82,8 @@ def file_paths(
     usual: Sequence[str] | None = None,
     filesystem: Any = None,
 ) -> FilePaths:
-    """What the arguments of a ``read_...`` function say. ``usual`` endings hold for directories and patterns, where
-    none were given."""
+    """Return the selection given by the arguments of a ``read_...`` function. Without extensions, the ``usual`` ones
+    hold for directories and patterns."""
     what = "Give a file, a directory, a pattern, an address, or a list of these."
     given = [paths] if isinstance(paths, (str, os.PathLike)) else values_of("paths", paths, what)
     if not given:
@@ -100,7 +100,7 @@ def file_paths(
 
 
 def is_object(path: str) -> bool:
-    """True for an address in an object store."""
+    """Return True for an address in an object store."""
     return "://" in path and path.partition("://")[0].lower() in OBJECT_STORES
 
 
@@ -120,7 +120,7 @@ def _absolute(path: str, filesystem: Any) -> str:
 
 
 def as_arrow_filesystem(filesystem: Any) -> Any:
-    """Return a file system of pyarrow's; raise :class:`DataError` for what is neither that nor one of fsspec's."""
+    """Return a pyarrow file system; raise :class:`DataError` for anything but one of pyarrow or fsspec."""
     if filesystem is None:
         return None
     from pyarrow import fs
@@ -128,7 +128,7 @@ def as_arrow_filesystem(filesystem: Any) -> Any:
     if isinstance(filesystem, fs.FileSystem):
         return filesystem
     if _is_fsspec(filesystem):
-        handler: Any = fs.FSSpecHandler  # its stub leaves out that its methods are there
+        handler: Any = fs.FSSpecHandler  # its stub omits its methods
         return fs.PyFileSystem(handler(filesystem))
     raise DataError(
         f"filesystem={shown(filesystem)} is neither a pyarrow.fs.FileSystem nor an fsspec file system. Give one of "
@@ -148,7 +148,7 @@ def _is_fsspec(filesystem: Any) -> bool:
 
 
 def find_files(wanted: FilePaths) -> tuple[DataFile, ...]:
-    """All files of data, sorted by path. Raises :class:`DataError` where there are none, or one is meant twice."""
+    """Return all data files, sorted by path. Raises :class:`DataError` where there are none, or one is named twice."""
     found = []
     for path in wanted.paths:
         try:
@@ -176,7 +176,7 @@ def find_files(wanted: FilePaths) -> tuple[DataFile, ...]:
 
 @dataclass(frozen=True)
 class _Listed:
-    """What a path leads to: itself, where it is a file, or all that is below it or fits its pattern."""
+    """Return the files of a path: itself, if it is a file, or all files below it or matching its pattern."""
 
     files: tuple[DataFile, ...]
     is_one_file: bool = False
@@ -201,7 +201,7 @@ def _on_disk(path: str) -> _Listed | None:
     files: list[DataFile] = []
     for match in glob.glob(path, recursive=True):
         if os.path.isdir(match):
-            # "**" names directories as well as the files in them.
+            # "**" matches directories as well as the files in them.
             files += [] if path.endswith("**") else _below(match, base)
         else:
             files.append(DataFile(match, _relative(match, base), os.path.getsize(match)))
@@ -225,7 +225,7 @@ def _relative(path: str, base: str) -> str:
 
 
 def _base_of_pattern(pattern: str) -> str:
-    """The directory above the first part that has a wildcard."""
+    """Return the directory above the first part that has a wildcard."""
     parts = pattern.split("/")
     first = next(i for i, part in enumerate(parts) if glob.has_magic(part))
     return "/".join(parts[:first]) or ("/" if pattern.startswith("/") else "")
@@ -266,8 +266,8 @@ def _in_filesystem(path: str, filesystem: Any) -> _Listed | None:
 
 
 def pattern_regex(pattern: str) -> re.Pattern[str]:
-    """Matches the names that a shell's pattern matches, and all names below those: "*" stays within one directory,
-    "**" does not."""
+    """Return a regular expression for a shell's pattern and all names below its matches: "*" stays within one
+    directory, "**" does not."""
     out = ""
     for token in re.findall(r"\*\*/|\*\*|\[[^\]]+\]|.", pattern, re.DOTALL):
         if token == "**/":
@@ -314,7 +314,7 @@ def _nothing_at(path: str, wanted: FilePaths) -> str:
 
 
 def _beside(path: str, wanted: FilePaths) -> str:
-    """What lies where the path was expected, if that can be seen cheaply."""
+    """Return a description of the parent's contents, if that is cheap to list."""
     parent = os.path.dirname(path)
     if not wanted.is_local or not os.path.isdir(parent):
         return ""
@@ -343,7 +343,7 @@ def _nothing_fits(path: str, listed: _Listed, wanted: FilePaths) -> str:
 
 
 def open_file(file: DataFile, filesystem: Any = None) -> pa.NativeFile:
-    """The file, for reading at any place. Raises ``OSError`` or :class:`StorageError`."""
+    """Return the file, open for random access. Raises ``OSError`` or :class:`StorageError`."""
     import pyarrow as pa
 
     if filesystem is not None:
@@ -355,7 +355,7 @@ def open_file(file: DataFile, filesystem: Any = None) -> pa.NativeFile:
 
 
 def read_whole(file: DataFile, filesystem: Any = None) -> bytes:
-    """All bytes of the file."""
+    """Return all bytes of the file."""
     if filesystem is None and is_object(file.path):
         return objects_at(file.path).ranges([(0, file.size)])[0] if file.size else b""
     with open_file(file, filesystem) as opened:
@@ -363,7 +363,7 @@ def read_whole(file: DataFile, filesystem: Any = None) -> bytes:
 
 
 def read_tail(file: DataFile, length: int, filesystem: Any = None) -> bytes:
-    """The last bytes of the file, at most ``length``."""
+    """Return the last bytes of the file, at most ``length``."""
     start = max(0, file.size - length)
     if filesystem is None and is_object(file.path):
         return objects_at(file.path).ranges([(start, file.size)])[0] if file.size else b""
@@ -373,18 +373,18 @@ def read_tail(file: DataFile, length: int, filesystem: Any = None) -> bytes:
 
 
 def for_each(files: Sequence[DataFile], action: Callable[[DataFile], _T]) -> list[_T]:
-    """What ``action`` gives for each file, in order; for files across a network, several at a time."""
+    """Return the result of ``action`` for each file, in order; for files across a network, several at a time."""
     if not any(is_object(file.path) for file in files):
         return [action(file) for file in files]
     from concurrent.futures import ThreadPoolExecutor
 
-    # obstore has threads anyway from its first use on, so these keep nothing from being forked that could be.
+    # obstore has threads anyway from its first use on, so these do not prevent a fork that was possible before.
     with ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="powertrain-inspect") as pool:
         return list(pool.map(action, files))
 
 
 def unreadable(file: DataFile, error: BaseException) -> DataError:
-    """The error for a file that could not be opened or read at all."""
+    """Return the error for a file that could not be opened or read at all."""
     if isinstance(error, FileNotFoundError):
         return DataError(
             f"The file {file.shown!r} is gone: it was there when the data was inspected. Restore it, or start anew."

@@ -1,4 +1,4 @@
-"""Images: files of them, and columns in which others have stored them. They stay encoded here."""
+"""Images: files of them, and columns of other libraries. They stay encoded here."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from powertrain.data.sources.files.files import FilePaths, find_files, read_whol
 from powertrain.data.sources.remembering import RememberingSource
 from powertrain.errors import DataError, StorageError
 
-#: Endings of the names of image files, as Ray Data has them, and webp.
+#: Extensions of image files: those of Ray Data, and webp.
 IMAGE_EXTENSIONS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif", "webp")
-#: A block has at most so many files, and gives batches of about so many bytes.
+#: Most files of a block, and approximate bytes of its batches.
 FILES_PER_BLOCK = 64
 _BATCH_BYTES = 32 << 20
 
 
 def image_field(name: str, size: tuple[int, int] | None = None, mode: str | None = None) -> Any:
-    """The field of a column of encoded images, to be decoded to ``size`` (height, width) and ``mode``."""
+    """Return the field of a column of encoded images, to be decoded to ``size`` (height, width) and ``mode``."""
     wish = json.dumps({"size": list(size) if size else None, "mode": mode})
     return pa.field(name, pa.binary(), metadata={IMAGES: wish.encode()})
 
@@ -30,7 +30,7 @@ def image_field(name: str, size: tuple[int, int] | None = None, mode: str | None
 class ImageSource(RememberingSource):
     """Image files: the column "image", and with ``include_paths`` the column "path".
 
-    The fingerprint is made of names and sizes: a file that another of exactly its size has replaced is not noticed.
+    The fingerprint is made of names and sizes: a file replaced by one of exactly its size is not noticed.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class ImageSource(RememberingSource):
         self._paths, self._per_block = paths, files_per_block
         fields = [image_field("image", size, mode)]
         self._schema = pa.schema([*fields, pa.field("path", pa.string())] if include_paths else fields)
-        # A cache of what is read would hold the very bytes that are in the files.
+        # A cache of the rows would hold the very bytes that are in the files.
         self.cheap_to_decode = paths.is_local
 
     @property
     def cache_key(self) -> str:
         return f"{self.inspect().fingerprint}/{self._paths.paths}"
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         self._files = find_files(self._paths)
         digest = xxhash.xxh3_128()
         for file in self._files:
@@ -93,7 +93,7 @@ class ImageSource(RememberingSource):
 
 
 def is_stored_image(given: pa.DataType) -> bool:
-    """True for the type in which Hugging Face's datasets keep images: the bytes, or the path of a file."""
+    """Return True for the type in which Hugging Face's datasets keep images: the bytes, or the path of a file."""
     if isinstance(given, pa.BaseExtensionType):
         return is_stored_image(given.storage_type)
     return pa.types.is_struct(given) and {given.field(i).name for i in range(given.num_fields)} == {
@@ -103,7 +103,7 @@ def is_stored_image(given: pa.DataType) -> bool:
 
 
 def encoded_images(array: Any) -> Any:
-    """The bytes of each image, read from its file where there is only a path."""
+    """Return the bytes of each image, read from its file where there is only a path."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     # Flattened, so that an image that is null has null bytes.

@@ -10,19 +10,19 @@ from typing import Any
 from powertrain.storage.addresses import Address, parse
 from powertrain.storage.objects import ObjectStorage
 
-#: A read of less than this fetches so much, because the next read will be close by.
+#: Smallest read: the next read will be close by.
 _READ_AHEAD = 1 << 20
 
 
 class _OneObject(ObjectStorage):
-    """The bytes of one object. Tries again as its storage does."""
+    """The bytes of one object. Retries as its storage does."""
 
     def __init__(self, address: Address) -> None:
         directory, _, self._key = address.prefix.rpartition("/")
         super().__init__(replace(address, prefix=directory))
 
     def size(self) -> int | None:
-        """How many bytes it has; None where there is no such object."""
+        """Return its size in bytes; None where the object does not exist."""
         import obstore
 
         name = self._name(self._key)
@@ -32,7 +32,7 @@ class _OneObject(ObjectStorage):
             return None
 
     def ranges(self, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes from the first to before the second number of each pair. Near ones are fetched in one request."""
+        """Return the bytes of each range, end excluded. Near ranges are fetched in one request."""
         import obstore
 
         name = self._name(self._key)
@@ -44,12 +44,12 @@ class _OneObject(ObjectStorage):
 
 
 def objects_at(uri: str) -> _OneObject:
-    """The object at an address. Nothing is connected before it is first asked."""
+    """Return the object at an address. Connects on first use."""
     return _OneObject(parse(uri))
 
 
 def list_objects(address: Address) -> list[tuple[str, str, int]]:
-    """(address, name below ``address``, size) of every object below it."""
+    """Return (address, name below ``address``, size) of every object below it."""
     entries = [entry for entry in ObjectStorage(address).list() if entry.key]
     directories = {directory for key, _ in entries for directory in _directories_above(key)}
     # Some tools put an empty object in place of a directory.
@@ -62,7 +62,7 @@ def _directories_above(key: str) -> list[str]:
 
 
 def open_object(uri: str, size: int) -> io.RawIOBase:
-    """An object whose size is known, for reading at any place."""
+    """Return an object of known size, open for random access."""
     return _ObjectFile(uri, size)
 
 
@@ -73,12 +73,12 @@ class _ObjectFile(io.RawIOBase):
         super().__init__()
         self._object, self._size = objects_at(uri), size
         self._place = 0
-        #: Pieces that are at hand, those asked for beforehand and the newest read: where each begins, and its bytes.
+        #: Cached pieces, those prefetched and the newest read: the offset of each, and its bytes.
         self._fetched: list[tuple[int, bytes]] = []
         self._newest: tuple[int, bytes] = (0, b"")
 
     def fetch(self, wanted: Sequence[tuple[int, int]]) -> None:
-        """Fetch these pieces now, together; they are kept until others are fetched so."""
+        """Fetch these pieces now, together; they are kept until the next prefetch."""
         pieces = [(start, min(end, self._size)) for start, end in wanted if start < min(end, self._size)]
         fetched = self._object.ranges(pieces) if pieces else []
         self._fetched = [(start, data) for (start, _), data in zip(pieces, fetched, strict=True)]

@@ -42,7 +42,7 @@ from powertrain.errors import DataError, StorageError
 #: A row group of up to this many decoded bytes is read into one batch; a larger one in batches of about the second.
 ONE_BATCH_BYTES = 64 << 20
 BATCH_BYTES = 32 << 20
-#: Bytes at the end of a file that are read at once: the footer of most files is shorter.
+#: Bytes read from the end of a file at first: the footer of most files is shorter.
 _TAIL_BYTES = 64 << 10
 #: Bytes of a column that are read at a time from a row group too large to have its columns in memory.
 _STREAM_BYTES = 4 << 20
@@ -51,22 +51,22 @@ _CAUTIOUS_ROWS = 8192
 #: Footers of this many files are kept in memory.
 _KEPT_FOOTERS = 256
 _MAGIC = b"PAR1"
-#: Hashed first: the fingerprint's second form. The first one was made of names, sizes and footers alone.
+#: Hashed first: version 2 of the fingerprint. Version 1 was made of names, sizes and footers alone.
 _FINGERPRINT_FORM = b"parquet-2\0"
 
 
 @dataclass(frozen=True)
 class _ParquetFile:
-    """What is remembered of a file: little, because it travels to every rank."""
+    """The kept metadata of a file: little, because it is sent to every rank."""
 
     file: DataFile
     row_groups: int
-    #: Hash of the footer, so that a file that was written anew since is noticed.
+    #: Hash of the footer, to detect a file that was rewritten since.
     footer: str
 
 
 class ParquetSource(RememberingSource):
-    """The rows of Parquet files, of which all have the columns of the first.
+    """The rows of Parquet files, which all have the columns of the first.
 
     Directories named "key=value" add a text column "key" where the files have none of that name. ``include_paths`` adds
     the column "path".
@@ -86,9 +86,9 @@ class ParquetSource(RememberingSource):
     def cache_key(self) -> str:
         return f"{self.inspect().fingerprint}/{self._paths.paths}"
 
-    # -- looking
+    # -- inspection
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         found = find_files(self._paths)
         footers = for_each(found, lambda file: read_footer(file, self._paths.filesystem))
         schema = self._common_schema(found, footers)
@@ -108,7 +108,7 @@ class ParquetSource(RememberingSource):
         return SourceFacts(tuple(blocks), schema, digest.hexdigest(), earlier.hexdigest())
 
     def _common_schema(self, files: Sequence[DataFile], footers: Sequence[Footer]) -> pa.Schema:
-        """The first file's columns, or those that were chosen: the files may differ in all others. A column of nulls
+        """Return the first file's columns, or the chosen ones: the files may differ in all others. A column of nulls
         gets the type that it has elsewhere."""
         if self._columns is not None:
             self._in_order(with_file_columns(footers[0].schema, files, self._include_paths), files[0])
@@ -121,13 +121,13 @@ class ParquetSource(RememberingSource):
         return schema if self._columns is None else self._in_order(schema, files[0])
 
     def _in_order(self, schema: pa.Schema, first: DataFile) -> pa.Schema:
-        """The columns that were chosen, as the user has ordered them; raises where one is not in ``schema``."""
+        """Return the chosen columns, in the user's order; raises where one is not in ``schema``."""
         columns = self._columns or ()
         checked_columns(columns, schema.names, f"the Parquet file {first.shown!r}")
         return pa.schema([schema.field(name) for name in columns])
 
     def _chosen(self, schema: pa.Schema) -> pa.Schema:
-        """What counts of the columns of a file."""
+        """Return the part of a file's columns that was chosen."""
         if self._columns is None:
             return schema
         return pa.schema([field for field in schema if field.name in self._columns])
@@ -176,7 +176,7 @@ class ParquetSource(RememberingSource):
     def _opened(
         self, file: DataFile, metadata: pq.FileMetaData, group: int, places: Sequence[int]
     ) -> pa.NativeFile:
-        """The file; of one in an object store these columns of the row group are fetched at once, all together."""
+        """Return the file; for one in an object store these columns of the row group are fetched in one batch."""
         if self._paths.filesystem is not None or not is_object(file.path):
             return open_file(file, self._paths.filesystem)
         fetching: Any = open_object(file.path, file.size)
@@ -184,7 +184,7 @@ class ParquetSource(RememberingSource):
         return pa.PythonFile(fetching, "r")
 
     def _completed(self, batch: pa.RecordBatch, wanted: pa.Schema, file: DataFile) -> pa.RecordBatch:
-        """``batch`` with exactly the columns that are wanted, in their plain types."""
+        """Return ``batch`` with exactly the requested columns, in their plain types."""
         arrays: list[Any] = []
         for field in wanted:
             place = batch.schema.get_field_index(field.name)
@@ -218,7 +218,7 @@ class ParquetSource(RememberingSource):
         return schema if self._columns is None else self._in_order(schema, files[0])
 
     def _narrowed(self, schema: pa.Schema) -> tuple[BlockFacts, ...]:
-        """The blocks when only some columns count: in proportion, since most footers are not at hand any more."""
+        """Return the blocks of some columns, sized in proportion, since most footers are not in memory any more."""
         facts = self.inspect()
         before, after = _usual_width(facts.schema), _usual_width(schema)
         return tuple(BlockFacts(block.rows, block.nbytes * after // max(before, 1)) for block in facts.blocks)
@@ -229,7 +229,7 @@ class ParquetSource(RememberingSource):
 
 @dataclass(frozen=True)
 class Footer:
-    """What the end of a Parquet file says."""
+    """The contents of a Parquet footer."""
 
     metadata: pq.FileMetaData
     #: Of the columns in plain form, with marks.
@@ -244,7 +244,7 @@ class Footer:
 
 
 def read_footer(file: DataFile, filesystem: Any = None) -> Footer:
-    """The footer of a Parquet file; raises :class:`DataError` where there is none that can be read."""
+    """Return the footer of a Parquet file; raises :class:`DataError` where it cannot be read."""
     try:
         tail = read_tail(file, _TAIL_BYTES, filesystem)
         if len(tail) < 12 or tail[-4:] != _MAGIC:
@@ -273,7 +273,7 @@ def read_footer(file: DataFile, filesystem: Any = None) -> Footer:
 
 
 def _samples(files: Sequence[DataFile], filesystem: Any) -> list[str]:
-    """A hash of bytes of each file; raises :class:`DataError` where one cannot be read."""
+    """Return a hash of bytes of each file; raises :class:`DataError` where one cannot be read."""
     try:
         return content_samples(files, filesystem)
     except OSError as error:
@@ -319,22 +319,22 @@ def _plain_file_schema(schema: pa.Schema, file: DataFile) -> pa.Schema:
 
 
 def _own_marks(field: Any) -> dict[bytes, bytes] | None:
-    """The metadata of a field that is ours: other people's would differ between files that agree."""
+    """Return this package's metadata of a field: other metadata may differ between files that agree."""
     ours = {key: value for key, value in (field.metadata or {}).items() if key.startswith(b"powertrain.")}
     return ours or None
 
 
 def hugging_face_images(schema: pa.Schema) -> set[str]:
-    """The columns that a schema written by Hugging Face's datasets says are images."""
+    """Return the image columns by a schema written by Hugging Face's datasets."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {name for name, feature in features.items() if feature.get("_type") == "Image"}
     except (KeyError, ValueError, TypeError, AttributeError):
-        return set()  # not written by it, or in a way of its own
+        return set()  # not written by it, or in another format
 
 
 def _agreed(schema: pa.Schema, first: DataFile, other: pa.Schema, file: DataFile) -> pa.Schema:
-    """The schema of both; raises where a column is missing in one or has another type."""
+    """Return the schema of both; raises where a column is missing in one or has another type."""
     for one, other_one, having, lacking in ((schema, other, first, file), (other, schema, file, first)):
         for name in one.names:
             if name not in other_one.names:
@@ -369,7 +369,7 @@ def _different_types(one: Any, first: DataFile, other: Any, file: DataFile) -> D
 
 
 def _same_type(one: pa.DataType, other: pa.DataType) -> bool:
-    """Equal but for the names and nullability of the items of lists, which depend on the writer."""
+    """Return whether types are equal but for the names and nullability of list items, which depend on the writer."""
     if one.equals(other):
         return True
     if pa.types.is_list(one) and pa.types.is_list(other):
@@ -380,7 +380,7 @@ def _same_type(one: pa.DataType, other: pa.DataType) -> bool:
 
 
 class _Footers:
-    """The newest footers of this process. Several threads may ask; a pickled one comes back empty."""
+    """The newest footers of this process. Thread-safe; empty after unpickling."""
 
     def __init__(self, filesystem: Any) -> None:
         self._filesystem = filesystem
@@ -397,7 +397,7 @@ class _Footers:
                 self._kept.popitem(last=False)
 
     def of(self, known: _ParquetFile) -> Footer:
-        """The footer of a file that has been inspected; raises where it is not the same any more."""
+        """Return the footer of an inspected file; raises where it has changed."""
         with self._guard:
             footer = self._kept.get(known.file.path)
         if footer is None:
@@ -427,8 +427,8 @@ def _changed(file: DataFile) -> DataError:
 
 
 def _blocks_of(metadata: pq.FileMetaData, schema: pa.Schema) -> list[BlockFacts]:
-    """Rows of each row group, and bytes of the columns in ``schema``: what the types say, where they do, otherwise what
-    the file says (encoded, which may be less)."""
+    """Return the rows of each row group, and the bytes of the columns in ``schema``: from fixed-width types, otherwise
+    from the file (encoded, which may be less)."""
     fixed_bits = sum(_bits(field.type) or 0 for field in schema)
     variable = {field.name for field in schema if _bits(field.type) is None}
     blocks: list[BlockFacts] = []
@@ -436,7 +436,7 @@ def _blocks_of(metadata: pq.FileMetaData, schema: pa.Schema) -> list[BlockFacts]
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         if share is None and variable and group.num_rows:
-            # Looking at every column of every row group takes long in files that have many of both.
+            # Visiting every column of every row group takes long in files that have many of both.
             share = _variable_bytes(group, variable) / max(1, group.total_byte_size)
         nbytes = fixed_bits * group.num_rows // 8 + int(group.total_byte_size * (share or 0))
         blocks.append(BlockFacts(group.num_rows, nbytes))
@@ -444,7 +444,7 @@ def _blocks_of(metadata: pq.FileMetaData, schema: pa.Schema) -> list[BlockFacts]
 
 
 def _variable_bytes(group: Any, names: set[str]) -> int:
-    """Bytes of columns without a fixed width in a row group."""
+    """Return the bytes of columns without a fixed width in a row group."""
     columns = [group.column(place) for place in range(group.num_columns)]
     return sum(
         max(column.total_uncompressed_size, column.num_values * _least_bytes(column))
@@ -454,12 +454,12 @@ def _variable_bytes(group: Any, names: set[str]) -> int:
 
 
 def _least_bytes(column: Any) -> int:
-    """Bytes that a value of a column takes at least when decoded."""
+    """Return the least bytes of a decoded value of a column."""
     return {"BOOLEAN": 0, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4, "INT96": 8}.get(column.physical_type, 8)
 
 
 def _bits(given: pa.DataType) -> int | None:
-    """Bits of each value of the type, None where they differ."""
+    """Return the bits of each value of the type, None where they differ."""
     if isinstance(given, pa.BaseExtensionType):
         return _bits(given.storage_type)
     if pa.types.is_fixed_size_list(given):
@@ -472,12 +472,12 @@ def _bits(given: pa.DataType) -> int | None:
 
 
 def _usual_width(schema: pa.Schema) -> int:
-    """Bits of a row, with a guess for what has no fixed width."""
+    """Return the bits of a row, with a guess for types without a fixed width."""
     return sum(_bits(field.type) or 512 for field in schema)
 
 
 def _column_places(footer: Footer, names: Sequence[str]) -> list[int]:
-    """Which of a file's leaf columns the named columns consist of."""
+    """Return the leaf columns of the named columns in a file."""
     wanted = set(names)
     schema = footer.metadata.schema
     paths = [schema.column(place).path for place in range(len(schema))]
@@ -485,7 +485,7 @@ def _column_places(footer: Footer, names: Sequence[str]) -> list[int]:
 
 
 def _rows_at_a_time(metadata: pq.FileMetaData, group: int, places: Sequence[int], facts: BlockFacts) -> int:
-    """How many rows to decode at a time, so that a batch is moderate: few where a dictionary may hide long values."""
+    """Return the rows to decode at a time for a moderate batch: few where a dictionary may hide long values."""
     found = metadata.row_group(group)
     per_row = max(1, facts.nbytes // max(1, facts.rows))
     rows = facts.rows if facts.nbytes <= ONE_BATCH_BYTES else max(1, BATCH_BYTES // per_row)
@@ -497,7 +497,7 @@ def _rows_at_a_time(metadata: pq.FileMetaData, group: int, places: Sequence[int]
 
 
 def _byte_range(column: Any) -> tuple[int, int]:
-    """Where the pages of a column of a row group lie in the file."""
+    """Return the byte range of a column's pages of a row group in the file."""
     start = column.data_page_offset
     if column.dictionary_page_offset is not None and column.dictionary_page_offset > 0:
         start = min(start, column.dictionary_page_offset)

@@ -1,4 +1,4 @@
-"""Pure: where records end in the bytes of text files, so that a file can be cut between them."""
+"""Ends of records in the bytes of text files, for cutting a file between them. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 
 
 class ByteStream(Protocol):
-    """What is read from the front."""
+    """A stream that is read from the front."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 def pieces(stream: ByteStream, cut: int, last_end: Callable[[bytes], int]) -> Iterator[bytes]:
-    """All that is left in ``stream``, in pieces of about ``cut`` bytes that end where a record does.
+    """Yield the rest of ``stream``, in pieces of about ``cut`` bytes that end at the end of a record.
 
-    ``last_end`` says where the last whole record in some bytes ends, 0 where there is none. Only a record that is
-    longer than ``cut`` makes a larger piece.
+    ``last_end`` returns the end of the last whole record in some bytes, 0 where there is none. Only a record longer
+    than ``cut`` makes a larger piece.
     """
     held, target = b"", cut
     while True:
@@ -43,20 +43,20 @@ def pieces(stream: ByteStream, cut: int, last_end: Callable[[bytes], int]) -> It
 
 
 def last_line_end(data: bytes) -> int:
-    """For files with a record on each line."""
+    """Return the end of the last line, for files with a record on each line."""
     return data.rfind(b"\n") + 1
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written: one byte each, None where there is no such thing."""
+    """The syntax of a CSV file: one byte each, None where it is not used."""
 
     delimiter: bytes = b","
     quote: bytes | None = b'"'
     escape: bytes | None = None
 
     def last_end(self, data: bytes) -> int:
-        """Where the last whole record in ``data``, which begins with one, ends; 0 where none does."""
+        """Return the end of the last whole record in ``data``, which begins with one; 0 where there is none."""
         # A carriage return at the very end may be the first half of a line end.
         data = data[:-1] if data.endswith(b"\r") else data
         if self.escape is None and (self.quote is None or self.quote not in data):
@@ -67,15 +67,15 @@ class Dialect:
         return max(self.ends(data), default=0)
 
     def ends(self, data: bytes) -> Iterator[int]:
-        """Where each whole record in ``data`` ends, found field by field."""
+        """Yield the end of each whole record in ``data``, found field by field."""
         place = 0
         while found := self._record.match(data, place):
             place = found.end()
             yield place
 
     def _quotes(self, data: bytes) -> Any:
-        """Where quotes stand, if every second one opens a field or follows the one before (``""`` is a quote within
-        quotes); None where some stand in the middle of a field and mean nothing."""
+        """Return the positions of quotes, if every second one opens a field or follows the one before (``""`` is a
+        quote within quotes); None where some are in the middle of a field and have no meaning."""
         assert self.quote is not None
         values = np.frombuffer(data, np.uint8)
         places = np.flatnonzero(values == self.quote[0])
@@ -116,7 +116,7 @@ class Dialect:
 
 
 def _last_even(data: bytes, quotes: Any) -> int:
-    """Behind the last line end that has an even number of quotes before it."""
+    """Return the position behind the last line end that has an even number of quotes before it."""
     values = np.frombuffer(data, np.uint8)
     line_ends = np.flatnonzero((values == 10) | (values == 13))
     outside = line_ends[np.searchsorted(quotes, line_ends) % 2 == 0]

@@ -1,7 +1,7 @@
-"""CSV and JSON lines: a block is a stretch of a file that ends where a record does.
+"""CSV and JSON lines: a block is a stretch of a file that ends at the end of a record.
 
-Looking at such data means reading it through once: only that tells how many records there are, and which types fit all
-of them. A compressed file is one block, because it can only be read from its beginning.
+Inspecting such data means reading it through once, to count the records and to find types that fit all of them. A
+compressed file is one block, because it can only be read from its beginning.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from powertrain.data.sources.plain import as_type, one_batch, plain_type, with_r
 from powertrain.data.sources.remembering import RememberingSource
 from powertrain.errors import DataError, StorageError
 
-#: A block has about so many bytes of the file.
+#: Approximate bytes of the file in a block.
 BLOCK_BYTES = 16 << 20
-#: The names of the columns are looked for in so many bytes at the beginning of a file.
+#: The names of the columns are searched in so many bytes at the beginning of a file.
 _HEAD_BYTES = 1 << 20
-#: How Arrow calls the compression of files with these endings.
+#: Arrow's names of the compressions, by file extension.
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4", "br": "brotli"}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OTHER_ENCODING = (
@@ -47,10 +47,10 @@ class _Stretch:
 
 
 class _TextSource(RememberingSource):
-    """What CSV and JSON have in common."""
+    """The common part of the CSV and JSON sources."""
 
     _kind: str
-    #: Whether a column of several types can be had as text.
+    #: True where a column of several types can be read as text.
     _text_fits_all: bool
 
     def __init__(self, paths: FilePaths, *, include_paths: bool, block_bytes: int) -> None:
@@ -63,30 +63,30 @@ class _TextSource(RememberingSource):
     def cache_key(self) -> str:
         return f"{self.inspect().fingerprint}/{self._paths.paths}"
 
-    # -- what each kind has its own way of
+    # -- hooks of the formats
 
     @abstractmethod
     def _start_of_data(self, number: int, head: bytes) -> int:
-        """Where the first record of a file begins, which starts with ``head``."""
+        """Return the offset of the first record of a file, which starts with ``head``."""
 
     @abstractmethod
     def _last_end(self, data: bytes) -> int:
-        """Where the last whole record in ``data`` ends, 0 where none does."""
+        """Return the end of the last whole record in ``data``, 0 where there is none."""
 
     @abstractmethod
     def _parsed(self, data: bytes, number: int, schema: pa.Schema | None) -> pa.Table:
-        """The records in ``data``, a piece of a file: columns and types as in ``schema``, or as they seem to be."""
+        """Return the records in ``data``, a piece of a file: columns and types as in ``schema``, or inferred."""
 
     def _declared(self) -> pa.Schema:
-        """Columns that there are even where no record has one."""
+        """Return the columns that exist even where no record has one."""
         return pa.schema([])
 
     def _check_end(self, number: int, data: bytes) -> None:
-        """Raises where the last piece of a file, ``data``, ends in the midst of a record."""
+        """Raise where the last piece of a file, ``data``, ends inside a record."""
 
-    # -- looking
+    # -- inspection
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         self._files = find_files(self._paths)
         digest = xxhash.xxh3_128()
         schema = pa.schema([])
@@ -115,7 +115,7 @@ class _TextSource(RememberingSource):
         return wider
 
     def _surveyed(self, number: int, digest: Any) -> Iterator[tuple[_Stretch, BlockFacts, pa.Schema]]:
-        """The stretches of a file with what is in them; all its bytes go into ``digest``."""
+        """Yield the stretches of a file with their contents; all its bytes go into ``digest``."""
         file = self._files[number]
         place, records, whole = self._start(number, digest), 0, BlockFacts(0, 0)
         start, schema, data = place, pa.schema([]), b""
@@ -134,7 +134,7 @@ class _TextSource(RememberingSource):
             yield _Stretch(number, start, None, 0), whole, schema
 
     def _start(self, number: int, digest: Any) -> int:
-        """Where the data of a file begins."""
+        """Return the offset of the data of a file."""
         file = self._files[number]
         try:
             with _opened(file, self._paths.filesystem) as stream:
@@ -199,7 +199,7 @@ class _TextSource(RememberingSource):
             )
 
     def _has(self, name: str) -> bool:
-        """Whether the records themselves have a column that their paths would add as well."""
+        """Return whether the records themselves have a column that their paths would add as well."""
         return False
 
     def name_row(self, block: int, row: int) -> str:
@@ -246,7 +246,7 @@ def _skip(stream: Any, start: int, compressed: bool) -> None:
 
 
 class CsvSource(_TextSource):
-    """CSV files of the same columns. The options are pyarrow's; newlines in quotes are always understood."""
+    """CSV files of the same columns. The options are pyarrow's; newlines in quotes are always parsed."""
 
     _kind = "CSV"
     _text_fits_all = True
@@ -273,12 +273,12 @@ class CsvSource(_TextSource):
             _byte(self._parse_options.quote_char),
             _byte(self._parse_options.escape_char),
         )
-        #: Of each file, in the order in which it has them.
+        #: The columns of each file, in its order.
         self._names: tuple[tuple[str, ...], ...] = ()
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         self._names = ()
-        return super()._look()
+        return super()._inspect_data()
 
     def _start_of_data(self, number: int, head: bytes) -> int:
         options = self._read_options
@@ -305,7 +305,7 @@ class CsvSource(_TextSource):
             autogenerate_column_names=self._read_options.autogenerate_column_names,
             encoding=self._read_options.encoding,
         )
-        # Arrow sees no column in a line that does not end.
+        # Arrow finds no column in a line without a line end.
         whole = record if record.endswith((b"\n", b"\r")) else record + b"\n"
         found = csv.read_csv(_as_file(whole), options, self._parse_options).column_names
         twice = [name for name in found if found.count(name) > 1]
@@ -363,18 +363,18 @@ class CsvSource(_TextSource):
         return table
 
     def _refuse_other_encodings(self, found: pa.Schema, number: int) -> None:
-        """What is no text becomes bytes, unless somebody says so."""
+        """Raise for a column of bytes that are not UTF-8, unless the user has given its type."""
         given: Any = self._convert_options.column_types or {}
         for field in found:
             if pa.types.is_binary(field.type) and field.name not in given:
                 raise DataError(
-                    f"Column {field.name!r} of the CSV file {self._files[number].shown!r} has bytes that are no text "
+                    f"Column {field.name!r} of the CSV file {self._files[number].shown!r} has bytes that are not text "
                     f"in UTF-8. {_OTHER_ENCODING} If it is bytes that are wanted, give "
                     f"convert_options=pyarrow.csv.ConvertOptions(column_types={{{field.name!r}: pyarrow.binary()}})."
                 )
 
     def _settled(self, schema: pa.Schema) -> Any:
-        """How to convert when the types are known."""
+        """Return the conversion options for known types."""
         from pyarrow import csv
 
         given = self._convert_options
@@ -398,7 +398,7 @@ class CsvSource(_TextSource):
 
 
 def _check_encoding(encoding: str) -> None:
-    """Files are cut where a line ends, so that must look as in ASCII. Raises :class:`DataError`."""
+    """Check that line ends are encoded as in ASCII, as files are cut there. Raises :class:`DataError`."""
     try:
         is_like_ascii = "\n".encode(encoding) == b"\n"
     except LookupError:
@@ -411,7 +411,7 @@ def _check_encoding(encoding: str) -> None:
 
 
 def _with_newlines_in_values(given: Any) -> Any:
-    """A copy of pyarrow's options that understands newlines in quotes."""
+    """Return a copy of pyarrow's options that allows newlines in quotes."""
     from pyarrow import csv
 
     return csv.ParseOptions(
@@ -430,12 +430,12 @@ def _as_file(data: bytes) -> Any:
 
 
 def _byte(given: Any) -> bytes | None:
-    """One of pyarrow's options that is a character, or False for none."""
+    """Return one of pyarrow's options that is a character, or False for none."""
     return given.encode() if isinstance(given, str) else None
 
 
 def _without_blank_lines(data: bytes) -> bytes:
-    """Leading empty lines are no records."""
+    """Remove leading empty lines, which are not records."""
     return data.lstrip(b"\r\n")
 
 
@@ -464,9 +464,9 @@ class JsonSource(_TextSource):
         self._lines, self._parse_options = lines, parse_options
         self._keys: tuple[str, ...] = ()
 
-    def _look(self) -> SourceFacts:
+    def _inspect_data(self) -> SourceFacts:
         self._keys = ()
-        return super()._look()
+        return super()._inspect_data()
 
     def _start_of_data(self, number: int, head: bytes) -> int:
         return len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
@@ -506,7 +506,7 @@ class JsonSource(_TextSource):
 
 
 def _as_lines(data: bytes) -> bytes:
-    """The objects of one JSON document, one on each line."""
+    """Return the objects of one JSON document, one on each line."""
     if not data.strip():
         return b""
     document = json.loads(data)

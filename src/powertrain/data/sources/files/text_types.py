@@ -1,4 +1,4 @@
-"""Pure: the type that columns of text files get when their parts say different things."""
+"""Common types of the columns of text files whose parts have different types. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _pt = pa.types
 
 
 def wider(one: pa.DataType, other: pa.DataType, *, text_fits_all: bool) -> pa.DataType | None:
-    """The type that values of both can be read as; None where there is none.
+    """Return the type that values of both can be read as; None where there is none.
 
     ``text_fits_all`` where every value is text in the file, as in CSV.
     """
@@ -33,7 +33,7 @@ def wider(one: pa.DataType, other: pa.DataType, *, text_fits_all: bool) -> pa.Da
 
 
 def wider_schema(one: pa.Schema, other: pa.Schema, *, text_fits_all: bool) -> pa.Schema | str:
-    """The columns of both; or the name of a column whose types have nothing in common."""
+    """Return the columns of both; or the name of a column whose types have nothing in common."""
     fields = {field.name: field.type for field in one}
     for field in other:
         found = wider(fields.get(field.name, pa.null()), field.type, text_fits_all=text_fits_all)
@@ -52,7 +52,7 @@ def _is_moment(given: pa.DataType) -> bool:
 
 
 def _finer(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Of a date and times to the second or finer the one that can say what both do."""
+    """Return the finer of a date and times to the second or finer."""
     units = ("s", "ms", "us", "ns")
     found = [given.unit for given in (one, other) if _pt.is_timestamp(given)]
     return pa.timestamp(max(found, key=units.index)) if found else one
