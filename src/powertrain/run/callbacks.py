@@ -1,4 +1,4 @@
-"""The user's own hooks into a run. Whatever one raises is reported and never ends the run."""
+"""The user's own hooks into a run. An exception of a callback is reported and never ends the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunContext:
 
 
 class UserCallback:
-    """Base class for ``RunConfig(callbacks=[...])``. Override what you want to hear of.
+    """Base class for ``RunConfig(callbacks=[...])``. Override the events you are interested in.
 
     The methods are called in the driver, on the controller's thread: keep them short.
     """
@@ -41,16 +41,17 @@ class UserCallback:
     def after_report(
         self, run_context: RunContext, metrics: list[dict[str, Any]], checkpoint: Any | None
     ) -> None:
-        """A row is complete. ``metrics`` has one dict per rank, in rank order, empty for ranks that did not report."""
+        """Called when a row is complete. ``metrics`` has one dict per rank, in rank order, empty for ranks that did not
+        report."""
 
     def after_exception(
         self, run_context: RunContext, worker_exceptions: Mapping[int, BaseException]
     ) -> None:
-        """An attempt failed. By rank what it raised, as ``TrainingFailedError.worker_failures``; the first failing rank
-        comes first."""
+        """Called when an attempt failed. Has by rank its exception, as ``TrainingFailedError.worker_failures``; the
+        first failing rank comes first."""
 
     def on_event(self, run_context: RunContext, event: Fact) -> None:
-        """Any fact of the run, as the journal keeps it."""
+        """Called with each fact of the run, as the journal keeps it."""
 
 
 class Callbacks:
@@ -63,7 +64,7 @@ class Callbacks:
         self._is_closed = False
 
     def call(self, method: str, *arguments: Any) -> None:
-        """Call ``method`` on every callback that has it. Only the forced end of the run is let through."""
+        """Call ``method`` on every callback that has it. Only the forced end of the run is raised."""
         if self._is_closed:
             return
         for callback in self._callbacks:

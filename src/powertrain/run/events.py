@@ -1,8 +1,7 @@
-"""The typed facts of a run: what the journal keeps, replay reads and observers are told.
+"""The typed facts of a run, for the journal, replay and observers.
 
 A fact is something that has happened, in the past tense, with the values needed to understand it later.
-Nothing here decides anything. Points (what ``report`` sends) are not facts: they are many, and live in
-columns in :mod:`powertrain.run.metrics`.
+Points (the reports of ranks) are not facts: they are many, and live in columns in :mod:`powertrain.run.metrics`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]
 
 
 class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why one rank ended badly, in words and in parts."""
+    """The failure of one rank, as text and in parts."""
 
     rank: int
     #: "raised", "signal", "exit", "oom", "start" (never came up), "hung" or "lost" (slot or node gone).
@@ -48,10 +47,10 @@ class WorkerFailure(msgspec.Struct, frozen=True, kw_only=True):
     after: Seconds = 0.0
     #: True where this failure follows from another rank's (a broken collective, say).
     secondary: bool = False
-    #: The exceptions that it was raised from, a line each, and what it can be rebuilt of.
+    #: The exceptions that it was raised from, a line each, and the data to rebuild it from.
     causes: list[str] = []
     exception: ExceptionData | None = None
-    #: How the process ended as a shell says it: 128 and its number for a signal. 1 where it was ended for the failure.
+    #: The exit code as a shell shows it: 128 and its number for a signal. 1 where it was ended for the failure.
     exit_code: Whole = 1
 
 
@@ -70,23 +69,23 @@ class RunStarted(Fact, frozen=True, tag="run_started"):
     pid: Whole
     version: str
     engine: str
-    #: How many workers it may have; 0 where that was not written down.
+    #: How many workers it may have; 0 where that was not recorded.
     min_workers: int = 0
     max_workers: int = 0
-    #: Row and name of the committed checkpoint it goes on from; 0 and "" for a fresh start.
+    #: Row and name of the committed checkpoint it resumes from; 0 and "" for a fresh start.
     row: Whole = 0
     checkpoint: str = ""
 
 
 class SlotsRequested(Fact, frozen=True, tag="slots_requested"):
-    """The engine was asked for slots."""
+    """Slots were requested from the engine."""
 
     attempt: AttemptNumber
     count: Whole
 
 
 class SlotsWaited(Fact, frozen=True, tag="slots_waited"):
-    """Slots are not there yet; ``reason`` says what is missing."""
+    """Slots are not available yet; ``reason`` names the missing resources."""
 
     attempt: AttemptNumber
     granted: Whole
@@ -115,16 +114,16 @@ class WorkerStarted(Fact, frozen=True, tag="worker_started"):
 
 
 class StartupMeasured(Fact, frozen=True, tag="startup_measured"):
-    """Where the seconds went from the call of ``fit``, or the end of the attempt before, to the first step of all.
+    """The time from the call of ``fit``, or the end of the attempt before, to the first step of all ranks, by phase.
 
     One for each attempt. Journals of old have one for each phase of a rank instead, with ``phase`` and its ``seconds``.
     """
 
     attempt: AttemptNumber
-    #: The rank that the others waited for; -1 where none stands out.
+    #: The slowest rank; -1 where none stands out.
     rank: int = -1
     phase: str = ""
-    #: All of it. What the first step waited for has the phases of ``path``, which add up to it.
+    #: The whole time. The critical path has the phases of ``path``, which add up to it.
     seconds: Seconds = 0.0
     world_size: Count = 0
     path: dict[str, float] = {}
@@ -133,18 +132,18 @@ class StartupMeasured(Fact, frozen=True, tag="startup_measured"):
     ranks: tuple[int, ...] = ()
     phases: dict[str, tuple[float, ...]] = {}
     spread: dict[str, tuple[float, float, float]] = {}
-    #: Ranks that have not come to a step or a report.
+    #: Ranks without a step or a report.
     unfinished: tuple[int, ...] = ()
-    #: What was missing while slots were waited for, in words; "" where they were not long in coming.
+    #: The resources that were missing while slots were awaited; "" where they came soon.
     waited_for: str = ""
-    #: What loading the function has loaded most of: "transformers"; "" where it was quick.
+    #: The package that loading the function spent most on: "transformers"; "" where it was quick.
     loaded: str = ""
-    #: Whether the script had imported torch when ``fit`` was called.
+    #: True when the script had imported torch before it called ``fit``.
     torch_was_loaded: bool = False
-    #: Whether the ranks run a whole script, so that no code of the user's comes before ``fit()``.
+    #: True when the ranks run a whole script, so that no code of the user's runs before ``fit()``.
     runs_script: bool = False
     engine: str = ""
-    #: Whether workers may be forked from the driver; None in records of versions that did not say.
+    #: True when workers may be forked from the driver; None in records of earlier versions.
     forks_driver: bool | None = None
 
     def __post_init__(self) -> None:
@@ -153,7 +152,7 @@ class StartupMeasured(Fact, frozen=True, tag="startup_measured"):
 
 
 class TrainingStarted(Fact, frozen=True, tag="training_started"):
-    """Every rank was told to call the user's function."""
+    """Every rank was ordered to call the user's function."""
 
     attempt: AttemptNumber
 
@@ -177,7 +176,7 @@ class Committed(Fact, frozen=True, tag="committed"):
 
 
 class UploadLagged(Fact, frozen=True, tag="upload_lagged"):
-    """Checkpoints that were reported are not in storage yet: since when, how many bytes, and what storage answers."""
+    """Reported checkpoints are not in storage yet: since when, how many bytes, and the error of storage."""
 
     attempt: AttemptNumber
     #: The oldest of them.
@@ -189,7 +188,7 @@ class UploadLagged(Fact, frozen=True, tag="upload_lagged"):
 
 
 class CheckpointFailed(Fact, frozen=True, tag="checkpoint_failed"):
-    """A reported checkpoint will never be committed, and why. Training goes on; older ones are as they were."""
+    """A reported checkpoint will never be committed, and why. Training continues; older ones are unaffected."""
 
     attempt: AttemptNumber
     row: Whole
@@ -227,7 +226,7 @@ class Failed(Fact, frozen=True, tag="failed"):
     #: "retry" or "give_up", and why in words.
     decision: str
     reason: str
-    #: Seconds until it is tried again.
+    #: Seconds until the retry.
     delay: Seconds = 0.0
 
 
@@ -243,7 +242,7 @@ class Lost(Fact, frozen=True, tag="lost"):
 
 
 class Notified(Fact, frozen=True, tag="notified"):
-    """Somebody said that ranks, or the whole run, will be taken away; ``deadline`` is Unix seconds, 0 where unknown."""
+    """A preemption of ranks, or of the whole run, was announced; ``deadline`` is Unix seconds, 0 where unknown."""
 
     attempt: AttemptNumber
     #: Empty for the whole run.
@@ -253,11 +252,11 @@ class Notified(Fact, frozen=True, tag="notified"):
 
 
 class HangNoticed(Fact, frozen=True, tag="hang_noticed"):
-    """Nothing has moved for so long that somebody should look. ``message`` says who waits for whom, and where."""
+    """The run seems to hang. ``message`` explains which ranks wait for which, and where."""
 
     attempt: AttemptNumber
     row: Whole
-    #: Those whom the others wait for.
+    #: The ranks that the others wait for.
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]
     seconds: Seconds
@@ -272,7 +271,7 @@ class HangNoticed(Fact, frozen=True, tag="hang_noticed"):
 
 
 class HangOver(Fact, frozen=True, tag="hang_over"):
-    """It moves again: the notice before this is withdrawn."""
+    """The run moves again: the notice before this is withdrawn."""
 
     attempt: AttemptNumber
     seconds: Seconds
@@ -288,7 +287,7 @@ class Resized(Fact, frozen=True, tag="resized"):
 
 
 class Warned(Fact, frozen=True, tag="warned"):
-    """Something the user should know that stops nothing."""
+    """A warning for the user."""
 
     message: str
     attempt: AttemptNumber = 0
@@ -302,7 +301,7 @@ class Ended(Fact, frozen=True, tag="ended"):
     reason: str
     rows: Whole = 0
     seconds: Seconds = 0.0
-    #: Bytes of what rank 0's function returned, pickled; 0 for nothing.
+    #: Bytes of the pickled return value of rank 0's function; 0 for none.
     returned: Whole = 0
 
 
@@ -344,6 +343,6 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes) -> Event:
-    """The fact in one line of JSON; raises ``msgspec.DecodeError`` on anything else."""
+    """Return the fact in one line of JSON; raises ``msgspec.DecodeError`` on anything else."""
     event: Event = _decoder.decode(line)
     return event

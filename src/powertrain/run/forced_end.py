@@ -1,4 +1,4 @@
-"""The last means by which a ``fit`` ends when its user asks for the second time: an exception in the main thread.
+"""The forced end of a ``fit`` after a second request to end: an exception in the main thread.
 
 The controller ends a run at once when it is asked twice, and bounds each wait on the way. But it may itself be stuck:
 in a callback of the user's, or in storage that does not answer. Then :class:`ForcedEnd` raises :class:`EndedAtOnce`
@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-#: Seconds for the controller to take note of the second request; one that does not is stuck.
+#: Seconds for the controller to handle the second request; one that does not is stuck.
 ANSWER_TIMEOUT_S = 2.0
-#: Seconds for a controller that has taken note of it to end the run.
+#: Seconds for a controller that has handled it to end the run.
 END_TIMEOUT_S = 12.0
-#: Seconds between two exceptions: what unwinds ends processes and removes directories.
+#: Seconds between two exceptions: unwinding ends processes and removes directories.
 FORCE_INTERVAL_S = 3.0
-#: Seconds between two looks at whether the controller has taken note.
+#: Seconds between two checks whether the controller has handled the request.
 _LOOK_INTERVAL_S = 0.2
 
 
@@ -38,7 +38,7 @@ class ForcedEndRequest:
 
 
 def second_request(requests: Sequence[ForcedEndRequest], same_within: float) -> ForcedEndRequest | None:
-    """Return the request that asks for the second time, or None.
+    """Return the second request to end, or None.
 
     Notices within ``same_within`` seconds of the one before are the same: a scheduler and a launcher may both send
     one. An interrupt and a notice do not add up, because a notice has a grace period of its own.
@@ -106,7 +106,7 @@ class ForcedEnd:
 
     @property
     def has_forced(self) -> bool:
-        """True once the main thread was interrupted."""
+        """Return True once the main thread was interrupted."""
         return bool(self._forced)
 
     @contextlib.contextmanager

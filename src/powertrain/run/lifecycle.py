@@ -1,4 +1,4 @@
-"""The states of a run and the one table that says which fact leads where.
+"""The states of a run and the table of its transitions.
 
 ::
 
@@ -88,7 +88,7 @@ NEUTRAL: frozenset[type[ev.Fact]] = frozenset(
         ev.Warned,
     }
 )
-#: Which end each state may come to.
+#: The possible end states of each state.
 ENDINGS: dict[str, frozenset[str]] = {
     NEW: frozenset(),
     WAITING: frozenset({FAILED, STOPPED, PREEMPTED}),
@@ -104,7 +104,7 @@ class IllegalTransition(Exception):
 
 
 def next_state(state: str, event: ev.Fact) -> str:
-    """The state after ``event``; raises :class:`IllegalTransition` where the table has no answer."""
+    """Return the state after ``event``; raises :class:`IllegalTransition` where the table has no answer."""
     if isinstance(event, ev.Ended):
         if event.state in ENDINGS.get(state, frozenset()):
             return event.state
@@ -127,7 +127,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class RunState:
-    """What a journal adds up to."""
+    """The state of a run, replayed from its journal."""
 
     state: str = NEW
     name: str = ""
@@ -150,18 +150,18 @@ class RunState:
 
     @property
     def lost_last(self) -> UnsavedCheckpoint | None:
-        """The checkpoint that was reported last, if it was not saved."""
+        """Return the checkpoint that was reported last, if it was not saved."""
         newest = find_newest(self.unsaved)
         is_last = newest is not None and (newest.attempt, newest.row) > self.newest_commit
         return newest if is_last else None
 
     def is_live(self, attempt: int, row: int) -> bool:
-        """True when no later attempt began at or before this row."""
+        """Return True when no later attempt began at or before this row."""
         return all(b.attempt <= attempt or row < b.first_row for b in self.branches)
 
 
 def apply(run: RunState, event: ev.Fact) -> RunState:
-    """The run after ``event``. Pure; raises :class:`IllegalTransition` as :func:`next_state` does."""
+    """Return the run after ``event``. Pure; raises :class:`IllegalTransition` as :func:`next_state` does."""
     run = replace(
         run,
         state=next_state(run.state, event),

@@ -11,7 +11,7 @@ from powertrain.run import lifecycle
 
 
 class Observer(Protocol):
-    """Who is told what happens: the terminal, in a test a list."""
+    """Receives the events of a run: the terminal, in a test a list."""
 
     def event(self, event: ev.Event) -> None: ...
     def row(self, row: int, by_rank: Sequence[Mapping[str, Any] | None], at: float) -> None: ...
@@ -28,7 +28,7 @@ class RunOutcome:
 
     state: str
     reason: str
-    #: Exactly what rank 0 reported last; None when it never did.
+    #: The last report of rank 0, unchanged; None without any.
     metrics: dict[str, Any] | None
     #: The pickled return value of rank 0.
     value: bytes
@@ -39,7 +39,7 @@ class RunOutcome:
     left: tuple[str, ...] = ()
     #: True when the process that ran it was asked to end.
     is_to_leave: bool = False
-    #: The run as its facts tell it; None where it was left before it had ended.
+    #: The replayed state of the run; None where it was left before it had ended.
     run: lifecycle.RunState | None = None
     #: The objects among ``metrics``: see :mod:`powertrain.values.kinds`.
     originals: dict[str, bytes] = field(default_factory=dict)

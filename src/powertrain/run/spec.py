@@ -44,14 +44,14 @@ class RunSpec:
     max_failures: int = 0
     fail_fast: bool = False
     max_preemptions: int = -1
-    #: Seconds without progress after which ``on_hang`` happens; None for what the run's own pace suggests.
+    #: Seconds without progress after which ``on_hang`` happens; None to derive it from the run's pace.
     hang_timeout: float | None = None
     on_hang: str = "restart"
     #: Seconds between a signal that asks for an end and the kill that follows it.
     signal_grace: float = 30.0
     stop: stopping.Criterion = None
-    #: Whether ``stop`` is one of a sweep: called with every row, also while the run is ending, and with whether it has
-    #: brought a checkpoint.
+    #: True when ``stop`` is that of a sweep: called with every row, also while the run is ending, and with whether the
+    #: row has a checkpoint.
     stop_sees_all: bool = False
     callbacks: Sequence[Any] = ()
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -75,7 +75,7 @@ class RunSpec:
     datasets: bytes = b""
     #: How ranks are traced; None for not at all.
     trace: TraceSettings | None = None
-    #: True when an error is to be looked at in a debugger before the rank ends.
+    #: True when an error opens a debugger before the rank ends.
     post_mortem: bool = False
     #: True where ranks run whole scripts: the exit code 0 is a good end without a word too, and once one has ended
     #: after a request to end, the others have ``signal_grace`` seconds.
@@ -86,5 +86,5 @@ class RunSpec:
     begin_from: str = ""
     begin_from_filesystem: bytes = b""
     version: str = ""
-    #: What callbacks are told of the trainer's arguments: fields of ``RunContext``.
+    #: The trainer's arguments for callbacks: fields of ``RunContext``.
     arguments: Mapping[str, Any] = field(default_factory=dict)

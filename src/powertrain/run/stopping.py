@@ -1,4 +1,4 @@
-"""When a run has reached what the user set as its end (``RunConfig(stop=...)``). Pure but for the user's callable."""
+"""The stop criterion of a run (``RunConfig(stop=...)``). Pure except for the user's callable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reason_to_stop(
     seconds: float,
     is_saved: bool | None = None,
 ) -> str:
-    """Why the run should end after this row of rank 0, or "". A mapping is met when a metric reaches its value.
+    """Return why the run should end after this row of rank 0, or "". A mapping is met when a metric reaches its value.
 
     A function returns whether to stop; one of our own returns the reason instead of True, and is also given whether the
     row has brought a checkpoint (``is_saved``).

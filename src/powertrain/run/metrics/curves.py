@@ -57,7 +57,7 @@ class Curve:
     """A metric in pixels. The arrays have one entry a pixel that has a value, in the order of rows.
 
     NaN is a value of ``last``; ``low`` and ``high`` pass over it and are NaN only where a pixel has nothing else.
-    Infinities are kept. What is no number (text, truth values, None) is as if it was not reported.
+    Infinities are kept. Values that are no number (text, truth values, None) count as not reported.
     """
 
     #: The first row of each pixel.
@@ -153,7 +153,7 @@ def _curve_now(storage: Storage, run_state: RunState, name: str, pixels: int, ra
 
 
 def _column_of(sources: Iterable[MetricSegment | pa.Table], name: str) -> str:
-    """The column of what the data frame calls ``name``."""
+    """Return the column that the data frame calls ``name``."""
     if name == "timestamp":
         return "at"
     for column, shown in shown_names(_column_names(sources)).items():
@@ -179,7 +179,7 @@ def _leaves_beyond(sources: Iterable[MetricSegment | pa.Table]) -> Iterator[str]
 
 @dataclass(frozen=True)
 class _Looking:
-    """What is looked for in each source."""
+    """One query over all sources."""
 
     run_state: RunState
     column: str
@@ -187,7 +187,7 @@ class _Looking:
     only_points: bool = False
 
     def at(self, source: MetricSegment | pa.Table) -> _Stretches:
-        """What a source has of it, from its summary where that tells all."""
+        """Return the matching stretches of a source, from its summary where that is sufficient."""
         if not isinstance(source, MetricSegment):
             return self._points(source)
         has_more = MORE in source.schema.names  # which is JSON text, of which nothing is summarized
@@ -200,7 +200,7 @@ class _Looking:
         return _end_to_end([])
 
     def _summarized(self, segment: MetricSegment) -> tuple[_Stretches, set[int]]:
-        """The stretches of batches that are told by their summary, and the batches that a restart has cut."""
+        """Return the stretches of summarized batches, and the batches that a restart has cut."""
         import numpy as np
 
         summary = segment.summary([PLACE, self.column])
@@ -282,7 +282,7 @@ def _end_to_end(parts: Iterable[_Stretches]) -> _Stretches:
 
 
 def _overlap(found: _Stretches) -> bool:
-    """True where points came out of order, so that stretches do not tell which was last."""
+    """Return True where points came out of order, so that stretches do not show which was last."""
     import numpy as np
 
     reached = np.maximum.accumulate(found.last_row)[:-1]
@@ -291,7 +291,8 @@ def _overlap(found: _Stretches) -> bool:
 
 
 def _pixel_width(found: _Stretches, pixels: int) -> int:
-    """How many rows a pixel has, so that there are at most so many; whole stretches where it has that many rows."""
+    """Return how many rows a pixel has, so that there are at most so many; whole stretches where it has that many
+    rows."""
     if not len(found.first):
         return STRETCH_ROWS
     first, last = int(found.first[0]), int(found.last_row.max())

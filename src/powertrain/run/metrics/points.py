@@ -267,7 +267,7 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _with_leaves(more: list[Any], columns: Mapping[str, tuple[pa.Field[Any], pa.Array[Any]]]) -> list[Any]:
-    """What each point has beyond its columns, with the leaves of columns that it is to have no more."""
+    """Return the metrics of each point beyond its columns, with the leaves of columns that are dropped."""
     for name, (field, column) in columns.items():
         for index, value in enumerate(values_of(column, field)):
             if value is not MISSING:

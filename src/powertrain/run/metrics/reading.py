@@ -41,7 +41,7 @@ _LOOK_AGAIN_SECONDS = 0.01
 
 _SEGMENT_KEY = re.compile(r"metrics/(\d+)-(\d+)(?:-(\d+))?\.arrow")
 SPOOL_KEY = re.compile(r"metrics/(\d+)\.open")
-#: What a frame says of each point beside its metrics.
+#: Columns of a frame beside the metrics.
 FRAME_COLUMNS = ("rank", "attempt", "training_iteration", "timestamp")
 #: A frame of more columns is copied once more, so that pandas has them together.
 _COLUMNS_APART_AT_MOST = 64
@@ -54,7 +54,7 @@ _Read = TypeVar("_Read")
 
 
 def warn_of_damage(key: str, why: object) -> None:
-    """Tell the user which file is passed over, and why."""
+    """Warn of a file that is passed over, and why."""
     logger.warning("The metrics file %r is damaged and was passed over: %s", key, why)
 
 
@@ -92,9 +92,9 @@ def intact_batches(
 
 
 def consistently(read: Callable[[], _Read]) -> _Read:
-    """What ``read`` returns, again from its beginning when a live writer merged segments while it read.
+    """Return the result of ``read``, repeated when a live writer merged segments while it read.
 
-    Raises :class:`StorageError` where storage goes on listing what is not there.
+    Raises :class:`StorageError` where storage keeps listing files that do not exist.
     """
     deadline = time.monotonic() + STALE_SECONDS
     while True:
@@ -112,13 +112,13 @@ def consistently(read: Callable[[], _Read]) -> _Read:
 def stored_points(storage: Storage) -> list[MetricSegment | pa.Table]:
     """All points, each once, in the order in which they came: segments, and tables of what is in spools.
 
-    Call it in ``consistently``, together with what is then read of the segments.
+    Call it in ``consistently``, together with the reads of its segments.
     """
     return [source for _, source in points_after(storage, {})]
 
 
 def points_after(storage: Storage, read: Mapping[int, int]) -> list[tuple[int, MetricSegment | pa.Table]]:
-    """As :func:`stored_points`, each with its lease, but without segments that a reader is through with.
+    """Return :func:`stored_points`, each with its lease, but without segments that a reader has finished.
 
     Args:
         storage: That of the run.
@@ -184,7 +184,7 @@ def _list_segments(storage: Storage) -> list[tuple[int, int, int, Entry]]:
 
 
 def _read_spools(storage: Storage) -> dict[int, list[tuple[int, list[PointRecord]]]]:
-    """By lease, what is in spools: for which segment, and which points."""
+    """Return the content of spools by lease: the target segments, and the points."""
     spools = {}
     for entry in storage.list("metrics"):
         match = SPOOL_KEY.fullmatch(entry.key)

@@ -58,12 +58,12 @@ _TAIL_BYTES = 1 << 16
 _READING_THREADS = 4
 #: Points of fewer bytes are read by one thread.
 _THREADED_FROM_BYTES = 4 << 20
-#: Where earlier versions said which numbers a segment covers.
+#: The key under which earlier versions kept the numbers a segment covers.
 _OLD_COVERS = b"powertrain.covers"
 
 
 class SegmentFooter(msgspec.Struct, frozen=True, array_like=True):
-    """What a segment says of itself."""
+    """The description of a segment."""
 
     #: The numbers of the segments that went into it.
     first: int
@@ -74,7 +74,7 @@ class SegmentFooter(msgspec.Struct, frozen=True, array_like=True):
     #: The batches that the summary is of, and the stretches' rows.
     summarized: list[int]
     stretch_rows: int
-    #: Metrics with numbers in rows; None where nobody has looked.
+    #: Metrics with numbers in rows; None where unknown.
     numeric: list[str] | None
     #: The parts of the points and of the summary with their hashes; None in segments of earlier versions.
     points: SegmentLayout | None = None
@@ -117,7 +117,7 @@ class MetricSegment:
 
     @property
     def summarized(self) -> frozenset[int]:
-        """The batches whose stretches :meth:`summary` tells."""
+        """Return the batches whose stretches are in :meth:`summary`."""
         usable = self.footer.stretch_rows == STRETCH_ROWS
         return frozenset(self.footer.summarized) if usable else frozenset()
 
@@ -157,7 +157,7 @@ class MetricSegment:
     def batches_or_damage(
         self, columns: Sequence[str] | None = None, numbers: Iterable[int] | None = None
     ) -> Iterator[pa.RecordBatch | DamagedError]:
-        """As :meth:`batches`, with what is wrong with a batch in the place of a damaged one."""
+        """Yield :meth:`batches`, with the error in the place of a damaged one."""
         # Merging, which reads all, has time and not much memory. Arrow's threads stay, and a script that has native
         # threads cannot be forked by its next fit(): a small segment is not worth that.
         threads = columns is not None and self.footer.summary_start >= _THREADED_FROM_BYTES
@@ -212,7 +212,7 @@ class MetricSegment:
 
 @contextlib.contextmanager
 def _finding_damage(key: str) -> Iterator[None]:
-    """Turn whatever decoding raises into a :class:`DamagedError` of the segment ``key``."""
+    """Turn errors of decoding into a :class:`DamagedError` of the segment ``key``."""
     try:
         yield
     except DamagedError as error:
@@ -311,7 +311,7 @@ def encode_segment(batches: Iterable[pa.RecordBatch], schema: pa.Schema, first: 
 
 
 def full_batch(columns: int) -> int:
-    """From how many points on a batch of so many columns is full."""
+    """Return the number of points of a full batch with so many columns."""
     return max(1, min(BATCH_POINTS, _BATCH_CELLS // columns))
 
 

@@ -39,7 +39,7 @@ def pieces_of(records: Sequence[PointRecord]) -> list[bytes]:
 
 
 def points_in(piece: bytes) -> int:
-    """How many records a piece holds: the length that its msgpack array begins with."""
+    """Return how many records a piece holds: the length that its msgpack array begins with."""
     first = piece[0]
     if first & 0xF0 == 0x90:
         return first & 0x0F
@@ -116,11 +116,11 @@ def _head_of(piece: bytes, segment: int) -> bytes:
 
 
 class SpoolContent(NamedTuple):
-    """What could be read of a spool."""
+    """The readable content of a spool."""
 
     #: (segment, records) of each whole piece up to the first that is cut or damaged.
     pieces: list[tuple[int, list[PointRecord]]]
-    #: What is wrong with the next piece; "" for nothing, or where the file ends within it.
+    #: The damage of the next piece; "" for none, or where the file ends within it.
     damage: str = ""
 
 

@@ -41,7 +41,7 @@ class MetricsStore:
     def __init__(self, storage: Storage, lease_number: int) -> None:
         self._segments = _SegmentWriter(storage, lease_number)
         self._spool = Spool(storage, lease_number)
-        #: What storage last refused, in words; "" while all is well.
+        #: The last error of storage; "" while all is well.
         self.problem = ""
         self._changed = threading.Condition()
         self._pending: list[bytes] = []
@@ -55,7 +55,7 @@ class MetricsStore:
         self._held: list[bytes] = []
         self._held_points = self._held_bytes = 0
         self._held_since = 0.0
-        #: Why putting segments in order failed last.
+        #: The last error of merging or removing segments.
         self._disorder = ""
         self._thread = threading.Thread(target=self._write, name="powertrain-metrics", daemon=True)
         self._thread.start()
@@ -75,7 +75,7 @@ class MetricsStore:
 
     @property
     def crowded(self) -> bool:
-        """True while so much waits for storage that ``add`` would wait too."""
+        """Return True while so much waits for storage that ``add`` would wait too."""
         return self._bytes > BACKLOG_BYTES
 
     def wait_spooled(self, timeout: float | None = None) -> bool:
@@ -135,10 +135,10 @@ class MetricsStore:
             if closing:
                 return
             self._hurry.wait(_RETRY_SECONDS if self.problem else SPOOL_EVERY)
-            self._hurry.clear()  # whoever closes is seen in _next_pieces as well
+            self._hurry.clear()  # _next_pieces notices a close as well
 
     def _next_pieces(self) -> tuple[list[bytes], bool]:
-        """What has been added, waiting for it until the oldest held point is due for its segment."""
+        """Return added pieces, waiting for them until the oldest held point is due for its segment."""
         with self._changed:
             while not (self._pending or self._unspooled or self._closing or self._is_due()):
                 due_in = self._held_since + SEGMENT_SECONDS - time.monotonic() if self._held else None
@@ -156,7 +156,7 @@ class MetricsStore:
         return bool(self._held) and time.monotonic() - self._held_since >= SEGMENT_SECONDS
 
     def _save(self, everything: bool) -> None:
-        """Spool what is not, and make segments of what is due (of ``everything`` at the end)."""
+        """Spool new pieces, and write due segments (of ``everything`` at the end)."""
         while self._unspooled:
             count = self._room_in_segment()
             if count == 0:
@@ -205,7 +205,8 @@ class MetricsStore:
         self._put_in_order(self._segments.recover, self._segments.merge_small)
 
     def _put_in_order(self, *works: Callable[[], None]) -> None:
-        """What makes reading quicker. No point is lost where it fails; it is tried again with the next segment."""
+        """Run optional work that makes reading quicker. No point is lost where it fails; it is retried with the next
+        segment."""
         disorder = ""
         for work in works:
             try:
@@ -232,7 +233,7 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class _SegmentWriter:
-    """Writes and merges the segments of one lease, and rescues what earlier leases left in spools."""
+    """Writes and merges the segments of one lease, and recovers spools of earlier leases."""
 
     def __init__(self, storage: Storage, lease: int) -> None:
         self._storage, self._lease = storage, lease
@@ -280,8 +281,8 @@ class _SegmentWriter:
     def _merge(self, segments: Sequence[_Written], level: int) -> None:
         """Put one segment in the place of neighbours, which are the newest of ``_written``.
 
-        It has a key of its own: what is stored never changes, so a reader that meets it half-way finds the old ones,
-        or the new one, or both, and then knows from their numbers what it has already.
+        It has a key of its own: stored files never change, so a concurrent reader finds the old ones, or the new one,
+        or both, and detects duplicates by their numbers.
         """
         try:
             data, columns = merged([MetricSegment(self._storage, one.key, one.stored) for one in segments])
@@ -301,8 +302,8 @@ class _SegmentWriter:
             self._storage.delete(one.key)
 
     def _put_or_leave_nothing(self, key: str, data: bytes) -> None:
-        """A put that failed may be there all the same, and would hide what comes under its numbers later: more points
-        of the spool, or a merge of other neighbours. So it is taken back, as far as storage lets us."""
+        """Put a segment, and delete it again where that failed: it may be stored all the same, and would hide later
+        segments of its numbers: more points of the spool, or a merge of other neighbours."""
         try:
             self._storage.put(key, data)
         except Exception:
@@ -335,7 +336,7 @@ class _SegmentWriter:
             table = table_of(records)
             data = encode_segment(table.to_batches(), table.schema, number, number)
             self._storage.put(_segment_key(lease, number, number), data)
-        if content.damage:  # what follows may be mended by a person
+        if content.damage:  # the rest may be repaired by hand
             warn_of_damage(key, content.damage)
         else:
             self._storage.delete(key)

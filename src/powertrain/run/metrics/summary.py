@@ -1,4 +1,4 @@
-"""Pure: what is known of each stretch of rows of a batch, so that a view need not read the points themselves.
+"""Summaries of stretches of rows of a batch, so that a view need not read the points themselves. Pure.
 
 A stretch is the part of a batch that belongs to one attempt, one rank and :data:`STRETCH_ROWS` neighbouring rows.
 A summary has one line a stretch: where it is, and of each metric that has numbers the smallest, the largest, the
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 #: Stretches begin at multiples of this.
 STRETCH_ROWS = 64
-#: The column of a summary that says where a stretch is. No metric is ever called so.
+#: The column of a summary with the place of a stretch. No metric is ever called so.
 PLACE = "\\stretch"
 
 
 class Numbers(NamedTuple):
-    """A column as floats, and where it has a number at all: NaN is one, what is missing or no number is not."""
+    """A column as floats, and where it has a number at all: NaN is one, missing values and other types are not."""
 
     values: NDArray[np.float64]
     present: NDArray[np.bool_]
@@ -52,7 +52,7 @@ def numbers_among(values: list[Any]) -> Numbers:
 
 
 def numbers_in_more(column: pa.Array[Any], field: pa.Field[Any], name: str) -> Numbers:
-    """The numbers of a metric that has no column of its own, from the column of what is beyond."""
+    """Return the numbers of a metric that has no column of its own, from the column :data:`MORE`."""
     beyond = values_of(column, field)
     return numbers_among([MISSING if point is MISSING else point.get(name, MISSING) for point in beyond])
 

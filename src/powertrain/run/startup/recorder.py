@@ -1,4 +1,4 @@
-"""The start of each attempt: moments gathered as they come, and one fact when every rank has made its first step."""
+"""The start of each attempt: times recorded as they come, and one fact when every rank has made its first step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from powertrain.run.startup import timeline
 from powertrain.run.startup.timeline import AttemptTimes, RankStart
 from powertrain.wire.from_worker import FirstStep
 
-#: Seconds in the queue from which it is worth to say what was waited for.
+#: Seconds in the queue from which the missing resources are named.
 _WORTH_A_REASON = 1.0
 
 
 class StartupRecorder:
-    """The controller's thread only. What is told of an attempt that is over is the controller's to keep out."""
+    """Records the start of attempts. The controller's thread only, which leaves out messages of ended attempts."""
 
     def __init__(
         self,
@@ -33,18 +33,18 @@ class StartupRecorder:
         self._opening: Mapping[str, float] = {}
         self._opening_rest = timeline.PREPARE
         self._asked: float | None = None
-        #: The attempt that is starting, and its number; None where its fact is written.
+        #: The attempt that is starting, and its number; None once its fact is written.
         self._start: AttemptTimes | None = None
         self._number = self._steps_left = 0
         self._waited_for = ""
-        #: Whether the ranks run a whole script.
+        #: True when the ranks run a whole script.
         self.runs_script = False
-        #: Whether its engine may fork workers from the driver.
+        #: True when its engine may fork workers from the driver.
         self.forks_driver = False
         self._had_torch = sys.modules.get("torch") is not None
 
     def launched(self, at: float, parts: Mapping[str, float]) -> None:
-        """The run began ``at`` the call of ``fit``, and ``parts`` of the time since then are known by phase."""
+        """Note that the run began ``at`` the call of ``fit``; ``parts`` of the time since then are known by phase."""
         self._begun, self._opening = at, dict(parts)
 
     def slots_asked(self) -> None:
@@ -52,7 +52,7 @@ class StartupRecorder:
             self._asked = self._clock()
 
     def attempt_began(self, number: int, world_size: int, waited_for: str = "") -> None:
-        """All slots are there; ``waited_for`` is what the engine said last of what was missing."""
+        """Note that all slots are granted; ``waited_for`` is the engine's last message about missing resources."""
         now = self._clock()
         asked = self._asked if self._asked is not None else now
         self._start = AttemptTimes(
@@ -67,24 +67,24 @@ class StartupRecorder:
         self._waited_for = waited_for if now - asked >= _WORTH_A_REASON else ""
 
     def started(self, rank: int, event: Started) -> None:
-        """A rank's process exists."""
+        """Note that a rank's process exists."""
         if self._start is not None:
             known = self._start.ranks[rank]
             known.started = self._clock()
             known.awaited = {timeline.IMPORTS: event.imports, timeline.SERVER: event.waited - event.imports}
 
     def greeted(self, rank: int) -> None:
-        """A rank has said its first word."""
+        """Note the handshake of a rank."""
         if self._start is not None:
             self._start.ranks[rank].greeted = self._clock()
 
     def trained(self) -> None:
-        """Every rank was told to call the user's function."""
+        """Note that every rank was ordered to call the user's function."""
         if self._start is not None:
             self._start.trained = self._clock()
 
     def first_step(self, rank: int, message: FirstStep) -> None:
-        """A rank has made its first step, or has ended without one. With the last of them the fact is written."""
+        """Note that a rank has made its first step, or has ended without one. The last of them writes the fact."""
         start = self._start
         if start is None or start.ranks[rank].done is not None:
             return
@@ -101,8 +101,8 @@ class StartupRecorder:
             self._write(start)
 
     def over(self) -> None:
-        """The attempt is given up or at its end. What is known of a start that was not over is written; the next one
-        begins here."""
+        """Note that the attempt is given up or at its end. An unfinished start is written as far as it is known; the
+        next one begins here."""
         if self._start is not None:
             self._write(self._start)
         if self._opening_rest != timeline.CLEARING or self._asked is not None:
@@ -125,7 +125,7 @@ class StartupRecorder:
 
 
 def fact_of(start: AttemptTimes, attempt: int, now: float) -> ev.StartupMeasured:
-    """What is written down of a start; ``now`` is when one that is not over was given up."""
+    """Return the fact of a start; ``now`` is when an unfinished one was given up."""
     at, last = time.time(), timeline.slowest(start)
     kept = timeline.columns(start.by_rank(now), first=last)
     path = {name: round(seconds, 4) for name, seconds in timeline.critical_path(start, now).items()}

@@ -1,4 +1,4 @@
-"""A start in words: a line for the terminal, a table for ``powertrain show``, what could be done about it. Pure."""
+"""Description of a start: a line for the terminal, a table for ``powertrain show``, advice. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from powertrain.run.events import StartupMeasured
 from powertrain.run.startup import timeline
 
-#: A phase of less than this part of a start, or so many seconds, is told with what is left.
+#: A phase of less than this part of a start, or so many seconds, is shown with the rest.
 _WORTH_TELLING, _WORTH_TELLING_SECONDS = 0.02, 0.01
-#: A phase of at least this part of a start, and so many seconds, is worth a word of advice.
+#: A phase of at least this part of a start, and so many seconds, is worth advice.
 _DOMINATES, _DOMINATES_SECONDS = 0.4, 2.0
 #: Ranks that a table has a column for; of more it has the fastest, the median and the slowest.
 _COLUMNS = 8
@@ -25,12 +25,13 @@ def line(fact: StartupMeasured) -> str:
 
 
 def is_told(fact: StartupMeasured) -> bool:
-    """False for facts of old journals, which are about one phase of one rank, and have no more to say."""
+    """Return False for facts of old journals, which are about one phase of one rank."""
     return bool(fact.path)
 
 
 def table(fact: StartupMeasured) -> list[str]:
-    """By phase, each rank's seconds where ranks are few, and otherwise the fastest, the median and the slowest."""
+    """Return by phase each rank's seconds where ranks are few, and otherwise the fastest, the median and the
+    slowest."""
     named = len(fact.ranks) <= _COLUMNS and not fact.spread
     heads = [f"rank {rank}" for rank in fact.ranks] if named else ["fastest", "median", "slowest"]
     rows = [["phase", *heads]]
@@ -44,7 +45,7 @@ def table(fact: StartupMeasured) -> list[str]:
 
 
 def section(facts: Sequence[StartupMeasured]) -> list[str]:
-    """Every start of a run: a line for each, and below the longest its table and what could be done about it."""
+    """Return every start of a run: a line for each, and below the longest its table and advice."""
     longest = max(facts, key=lambda fact: fact.seconds, default=None)
     lines: list[str] = []
     for fact in facts:
@@ -55,7 +56,7 @@ def section(facts: Sequence[StartupMeasured]) -> list[str]:
 
 
 def advice(fact: StartupMeasured) -> list[str]:
-    """What took most of a long start, where something can be done about it: a sentence for each."""
+    """Return advice for the phases that dominate a long start: a sentence for each."""
     said = []
     # Elsewhere workers come from a process that knows nothing of the script's own.
     is_forked = bool(fact.forks_driver) and not fact.runs_script
@@ -98,7 +99,7 @@ def _spread(fact: StartupMeasured, name: str) -> tuple[float, float, float]:
 
 
 def _dominating(fact: StartupMeasured, name: str) -> str | None:
-    """The seconds of a phase in words, where it has most of a start that was not short."""
+    """Return the seconds of a phase as text, where it dominates a start that was not short."""
     seconds = fact.path.get(name, 0.0)
     return f"{_seconds(seconds)} s" if seconds >= max(_DOMINATES_SECONDS, _DOMINATES * fact.seconds) else None
 

@@ -1,10 +1,10 @@
-"""Where the seconds of a start went: from moments to phases that add up. Pure.
+"""The phases of a start, computed from times so that they add up. Pure.
 
 A start goes from the call of ``fit`` (of a restart: from the moment when the attempt before was given up) to the first
-step of a rank. It is a row of **legs**, each of which ends at a moment that the controller saw. What happened within a
-leg is known as durations, which the engine or the rank measured by clocks of their own: they are never compared with
-the controller's, only laid into the leg, and never further than it is long. So phases have neither gap nor overlap,
-whatever order messages came in, and what nobody accounts for is :data:`OTHER`.
+step of a rank. It is a sequence of **legs**, each of which ends at a time of the controller's clock. Within a leg
+durations are known, which the engine or the rank measured by clocks of their own: they are never compared with the
+controller's, only laid into the leg, and never further than it is long. So phases have neither gap nor overlap,
+whatever order messages came in, and unaccounted time is :data:`OTHER`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-#: The phases, in the order in which they are told.
+#: The phases, in the order in which they are shown.
 CLEARING = "clearing"
 IMPORTS = "imports"
 DATASETS = "datasets"
@@ -47,16 +47,16 @@ _LATER, _LATER_SECONDS = 0.1, 0.05
 
 @dataclass(frozen=True)
 class Leg:
-    """A part of a start: until when it went, if it has ended, and what is known of what took it."""
+    """A part of a start: when it ended, if it has, and the known durations within it."""
 
     until: float | None
-    #: The phase that has what ``parts`` leave.
+    #: The phase of the time that ``parts`` leave.
     rest: str
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
 def phases_of(begun: float, legs: Iterable[Leg], end: float) -> dict[str, float]:
-    """Seconds by phase, from ``begun`` to the end of the last leg, or to ``end`` where one has not ended.
+    """Return the seconds by phase, from ``begun`` to the end of the last leg, or to ``end`` where one has not ended.
 
     They add up to exactly that time and none is negative. A moment that lies before the one it follows counts as that
     one. What has begun when ``end`` comes has the time until then.
@@ -68,7 +68,7 @@ def phases_of(begun: float, legs: Iterable[Leg], end: float) -> dict[str, float]
         for name, seconds in leg.parts.items():
             taken = (
                 min(seconds, left) if seconds > 0 else 0.0
-            )  # not what a clock that was set back, or no number, says
+            )  # ignore a clock that was set back, and values that are no number
             phases[name] = phases.get(name, 0.0) + taken
             left -= taken
         phases[leg.rest] = phases.get(leg.rest, 0.0) + left
@@ -80,23 +80,23 @@ def phases_of(begun: float, legs: Iterable[Leg], end: float) -> dict[str, float]
 
 @dataclass
 class RankStart:
-    """What is known of one rank's start. Moments are the controller's, ``None`` before they have come."""
+    """The start of one rank. Times are the controller's, ``None`` before they have come."""
 
-    #: Its process exists, and has said its first word.
+    #: When its process existed, and when its handshake came.
     started: float | None = None
     greeted: float | None = None
-    #: Seconds before ``started`` in which the process that it is forked from was not ready, by what that did.
+    #: Seconds before ``started`` in which the process that it is forked from was not ready, by activity.
     awaited: Mapping[str, float] = field(default_factory=dict)
-    #: Its first step is done, or its function has ended without one.
+    #: When its first step was done, or its function ended without one.
     done: float | None = None
-    #: What the rank measured between the call of its function and that.
+    #: The rank's own measurements between the call of its function and that.
     own: Mapping[str, float] = field(default_factory=dict)
     has_stepped: bool = False
-    #: What loading its function has loaded most of; "" where that was quick.
+    #: The package that loading its function spent most on; "" where it was quick.
     loaded: str = ""
 
     def before_first_step(self) -> float:
-        """Seconds that were the rank's own, and in which it waited for no other."""
+        """Return the rank's own seconds, in which it waited for no other."""
         return sum(seconds for name, seconds in self.own.items() if name != FIRST_STEP and seconds > 0)
 
 
@@ -106,31 +106,31 @@ class AttemptTimes:
 
     begun: float
     ranks: list[RankStart]
-    #: What came before slots were asked for: durations, and the phase that has the rest.
+    #: The time before slots were requested: durations, and the phase of the rest.
     opening: Mapping[str, float] = field(default_factory=dict)
     opening_rest: str = PREPARE
     asked: float | None = None
     granted: float | None = None
-    #: Every rank was told to call the user's function.
+    #: When every rank was ordered to call the user's function.
     trained: float | None = None
 
     def all_greeted(self) -> float | None:
-        """When the last rank had said its first word; None before."""
+        """Return when the handshake of the last rank came; None before."""
         moments = [rank.greeted for rank in self.ranks]
         return max((m for m in moments if m is not None), default=None) if None not in moments else None
 
     def ended(self, now: float) -> float:
-        """When its last rank was done; ``now`` while one is not."""
+        """Return when its last rank was done; ``now`` while one is not."""
         done = [rank.done for rank in self.ranks if rank.done is not None]
         return max(done) if done and len(done) == len(self.ranks) else now
 
     def by_rank(self, now: float) -> list[dict[str, float]]:
-        """Each rank's phases; they add up to the time from ``begun`` to its first step, or to ``now``."""
+        """Return each rank's phases; they add up to the time from ``begun`` to its first step, or to ``now``."""
         together = self.all_greeted()
         return [self.phases(rank, together, now) for rank in self.ranks]
 
     def phases(self, rank: RankStart, together: float | None, now: float) -> dict[str, float]:
-        """The phases of ``rank``, which waits from its first word on until that of the last, ``together``."""
+        """Return the phases of ``rank``, which waits from its handshake on until that of the last, ``together``."""
         return phases_of(
             self.begun,
             (
@@ -147,7 +147,7 @@ class AttemptTimes:
 
 
 def slowest(start: AttemptTimes) -> int:
-    """The rank that the first step waited for: one that has not come to it, or the one that was last.
+    """Return the rank that delayed the first step: one that has not reached it, or the one that was last.
 
     Where ranks end their first step together they have waited for each other in it, and the last is the one that began
     it last.
@@ -162,7 +162,7 @@ def slowest(start: AttemptTimes) -> int:
 
 
 def stands_out(start: AttemptTimes, number: int) -> bool:
-    """True when the others would have been notably earlier without this rank."""
+    """Return True when the others would have been notably earlier without this rank."""
     if len(start.ranks) < 2:
         return False
     rank = start.ranks[number]
@@ -176,7 +176,7 @@ def stands_out(start: AttemptTimes, number: int) -> bool:
 
 
 def critical_path(start: AttemptTimes, now: float) -> dict[str, float]:
-    """The phases that the run's first step waited for: of each leg, those of the rank that came last in it."""
+    """Return the phases of the critical path to the run's first step: of each leg, those of its last rank."""
     if None in [rank.greeted for rank in start.ranks]:
         last_up = next(rank for rank in start.ranks if rank.greeted is None)
     else:
@@ -200,7 +200,7 @@ class Columns:
 
 
 def columns(by_rank: Sequence[Mapping[str, float]], first: int = 0) -> Columns:
-    """The ranks' phases in columns. Where ranks are many, rank ``first`` is kept and those that took longest."""
+    """Return the ranks' phases in columns. Of many ranks, rank ``first`` and the slowest are kept."""
     names = [name for name in PHASES if any(name in phases for phases in by_rank)]
     ranks, spread = tuple(range(len(by_rank))), dict[str, tuple[float, float, float]]()
     if len(by_rank) > KEPT_RANKS:
@@ -212,7 +212,7 @@ def columns(by_rank: Sequence[Mapping[str, float]], first: int = 0) -> Columns:
 
 
 def _slowest_first(phases: Mapping[str, float]) -> tuple[float, float]:
-    """Who waits for others, as ranks do in their first step, is not slow; then who took longest in all."""
+    """Sort key: a rank that waits for others, as in their first step, is not slow; then by the whole time."""
     own = sum(seconds for name, seconds in phases.items() if name not in (OTHERS, FIRST_STEP, OTHER))
     return -own, -sum(phases.values())
 

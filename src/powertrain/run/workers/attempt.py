@@ -1,4 +1,4 @@
-"""The state of one attempt: its members, where each stands, and the boundary they agree on."""
+"""The state of one attempt: its members, their progress, and the boundary they agree on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Member:
     """One rank of the attempt."""
 
     placement: Placement
-    #: The public key its messages are signed with: who it is, whatever it says.
+    #: The public key that its messages are signed with, which identifies it.
     key: bytes
     attempt: Attempt
     pid: int = 0
@@ -50,41 +50,41 @@ class Member:
 
     @property
     def was_stopped(self) -> bool:
-        """True when its function was ended at an agreed boundary, and had not come to its own end."""
+        """Return True when its function was ended at an agreed boundary, before its own end."""
         return self.outcome is not None and self.outcome.status == "stopped"
 
 
 @dataclass
 class BoundaryHold:
-    """A boundary being agreed on: who was asked, who has answered, and what will be done there."""
+    """A boundary being agreed on: the asked ranks, their answers, and the action there."""
 
     number: int
     reason: str
     asked: set[int]
-    #: True when the ranks are to end only where a checkpoint of theirs was committed, so that nothing is redone.
+    #: True when the ranks should end only where a checkpoint was committed, so that nothing is redone.
     needs_commit: bool = False
     preemption: Preemption | None = None
     resize_to: int = 0
     answers: dict[int, Held] = field(default_factory=dict)
-    #: The boundary that all were sent to; 0 before. And whether they end there.
+    #: The boundary that all were sent to; 0 before. And True where they end there.
     boundary: int = 0
     stops: bool = False
-    #: Ranks that wait at it to be sent on, with the row each has come to.
+    #: Ranks that wait at it to be sent on, with the row of each.
     reached: dict[int, int] = field(default_factory=dict)
 
     def agreed(self) -> int | None:
-        """The first boundary no rank has passed, once all who were asked have answered."""
+        """Return the first boundary that no rank has passed, once all asked ranks have answered."""
         if self.boundary or not self.asked <= self.answers.keys() or not self.answers:
             return None
         return max(answer.boundary for answer in self.answers.values()) + 1
 
     @property
     def can_save(self) -> bool:
-        """True when every rank can save by itself when it is told to."""
+        """Return True when every rank can save on request."""
         return all(answer.can_save for answer in self.answers.values())
 
     def goto(self, action: str) -> Goto:
-        """What to tell the ranks of the boundary that was agreed on."""
+        """Return the message that sends the ranks to the agreed boundary."""
         return Goto(
             hold=self.number,
             boundary=self.boundary,
@@ -96,7 +96,7 @@ class BoundaryHold:
 
 
 class Attempt:
-    """Everything the controller knows about the workers that run now."""
+    """The controller's state of the current workers."""
 
     def __init__(
         self,
@@ -114,14 +114,14 @@ class Attempt:
         #: The backend's one instance for this attempt, made by its first hook.
         self.backend: Any = None
         self.first_row_seen = False
-        #: True once some rank has come to a boundary, or has made an optimizer step.
+        #: True once some rank has reached a boundary, or has made an optimizer step.
         self.has_trained = False
-        #: How often ranks did not come to the reports at which others waited for them.
+        #: How often ranks missed the reports at which others waited for them.
         self.misses = 0
         #: True once the backend's on_shutdown has been called.
         self.shut_down = False
         self.members: list[Member] = []
-        #: All members before these have greeted, or exited: who has is not looked at again.
+        #: All members before these have connected, or exited: they are not checked again.
         self._greeted = self._exited = 0
         #: Ranks whose functions have ended.
         self._over: set[int] = set()
@@ -129,15 +129,15 @@ class Attempt:
         self.group: RemoteWorkers | None = None
         self.rows = RowTable(len(placements), first_row)
         self.failures: list[WorkerFailure] = []
-        #: When the first failure came that reads like an echo of another.
+        #: The time of the first failure that reads like an echo of another.
         self.failing_since = 0.0
         self.losses: list[tuple[int, str]] = []
         self.hold: BoundaryHold | None = None
-        #: By collective who has come to it, and what they call there.
+        #: By collective the ranks that have arrived, and their calls.
         self.arrivals: dict[int, dict[int, Arrived]] = {}
         self._calls: dict[int, set[str]] = {}
         self.barrier_rows: dict[int, set[int]] = {}
-        #: By row why all ranks end there.
+        #: By row the reason why all ranks end there.
         self.stops_at: dict[int, str] = {}
 
     @property
@@ -146,7 +146,7 @@ class Attempt:
 
     @property
     def gather(self) -> float:
-        """Seconds for which its ranks let reports gather: see ``wire.Train``."""
+        """Return the seconds for which its ranks let reports gather: see ``wire.Train``."""
         return gathering_seconds(self.world_size)
 
     def by_slot(self, slot_id: str) -> Member | None:
@@ -154,7 +154,7 @@ class Attempt:
         return self.members[rank] if rank < len(self.members) else None
 
     def running(self) -> list[Member]:
-        """Members whose user function has not ended and whose process lives."""
+        """Return the members whose user function has not ended and whose process lives."""
         return [m for m in self.members if m.outcome is None and not m.exited]
 
     def all_greeted(self) -> bool:
@@ -168,17 +168,17 @@ class Attempt:
         return self._exited == len(self.members)
 
     def all_done(self) -> bool:
-        """True when every rank's function has returned or was stopped."""
+        """Return True when every rank's function has returned or was stopped."""
         return len(self._over) == self.world_size and all(m.failure is None for m in self.members)
 
     def end(self, member: Member, outcome: Outcome) -> None:
-        """A member's function has ended."""
+        """Note that a member's function has ended."""
         member.outcome = outcome
         self._over.add(member.rank)
 
     @property
     def out_of_step(self) -> bool:
-        """True when the ranks do not come to the same reports: they cannot be stopped at one of them."""
+        """Return True when the ranks do not make the same reports: they cannot be stopped at one of them."""
         return self.misses >= MISSES_ALLOWED
 
     def age(self) -> float:
@@ -190,7 +190,8 @@ class Attempt:
         self._calls.setdefault(message.sync, set()).add(message.kind)
 
     def settled_collectives(self) -> list[tuple[Opened, list[Member]]]:
-        """Collectives whose ranks need not wait any longer, with those ranks: all are there, or one never will be."""
+        """Return the collectives whose ranks need not wait any longer, with those ranks: all have arrived, or one never
+        will."""
         settled = []
         for sync, here in list(self.arrivals.items()):
             opened = self._answer(sync, here)
@@ -212,7 +213,7 @@ class Attempt:
 
 
 def _different_calls(here: dict[int, Arrived]) -> str:
-    """Who called what: of each call the first few ranks."""
+    """Return the different calls, each with its first few ranks."""
     by_kind: dict[str, list[int]] = {}
     for rank, message in sorted(here.items()):
         by_kind.setdefault(message.kind, []).append(rank)

@@ -15,7 +15,7 @@ from powertrain.wire.hub import Hub
 
 @dataclass(frozen=True)
 class HookDone:
-    """The hooks of one kind ("start" or "shutdown") have returned or raised."""
+    """The end of the hooks of one kind ("start" or "shutdown"), with their error."""
 
     attempt: int
     hook: str
@@ -24,7 +24,7 @@ class HookDone:
 
 
 def group_of(attempt: Attempt, hub: Hub) -> RemoteWorkers:
-    """The attempt's workers as hooks see them; those that have ended already answer no call."""
+    """Return the attempt's workers as hooks see them; those that have ended answer no call."""
     group = RemoteWorkers(
         [_worker(member) for member in attempt.members],
         lambda rank, call: hub.send(attempt.members[rank].key, call),
@@ -36,7 +36,7 @@ def group_of(attempt: Attempt, hub: Hub) -> RemoteWorkers:
 
 
 def run(config: BackendConfig, attempt: Attempt, hook: str, done: Callable[[HookDone], None]) -> None:
-    """Begin to run the hooks; ``done`` is called, on their thread, when they are over."""
+    """Start the hooks on a thread; ``done`` is called on it when they have ended."""
     threading.Thread(
         target=_run, args=(config, attempt, hook, done), name=f"powertrain-hook-{hook}", daemon=True
     ).start()

@@ -21,9 +21,9 @@ from typing import IO, NoReturn
 from powertrain.engine.base import Exited, ProcessSpec, Slot
 from powertrain.storage.files.descriptors import open_log
 
-#: Seconds between two looks for the parent, where the system has no descriptor for it.
+#: Seconds between two checks for the parent, where the system has no descriptor for it.
 _POLL_INTERVAL_S = 0.5
-#: Seconds for a killed child to go.
+#: Seconds for a killed child to exit.
 _KILL_TIMEOUT_S = 5.0
 
 
@@ -67,7 +67,7 @@ class Child:
         with contextlib.suppress(BrokenPipeError), stdin:
             stdin.write(self._payload)
         code = self._process.wait()
-        _kill_group(self._process.pid)  # what it has left
+        _kill_group(self._process.pid)  # its remaining children
         self._ended(Exited(self._slot, self._process.pid, code))
 
 

@@ -1,4 +1,4 @@
-"""One rank's process: what it is told, where its output goes, where it works. Pure."""
+"""The process of one rank: its spec, output and directories. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from powertrain.worker.tracing import TraceSettings
 def process_of(
     spec: RunSpec, attempt: Attempt, placement: Placement, door: ConnectionInfo, origin: AttemptOrigin
 ) -> ProcessSpec:
-    """The process of one rank."""
+    """Return the process of one rank."""
     worker = WorkerSpec(
         door=door,
         place=_place(spec, attempt, placement, origin),
@@ -55,7 +55,7 @@ def process_of(
 
 @dataclass(frozen=True)
 class AttemptOrigin:
-    """Where an attempt starts: what it continues from, and the controller's host and pickled storage."""
+    """The origin of an attempt: its starting point, and the controller's host and pickled storage."""
 
     start: AttemptStart
     host: str = ""
@@ -63,37 +63,38 @@ class AttemptOrigin:
 
 
 def log_path(spec: RunSpec, *parts: str) -> str:
-    """The file that holds a process's output."""
+    """Return the file of a process's output."""
     return os.path.join(spec.directories.logs or os.path.join(spec.run.path, "logs"), *parts)
 
 
 def mark_path(spec: RunSpec, attempt: int, rank: int) -> str:
-    """The file in which a rank marks how far it has come."""
+    """Return the file in which a rank marks its newest row."""
     return os.path.join(spec.directories.runtime, "marks", f"{attempt}-{rank}")
 
 
 def stacks_path(spec: RunSpec, attempt: int, rank: int) -> str:
-    """The file on its own node to which a rank writes what it is doing, when it is asked by a signal."""
+    """Return the file on its own node to which a rank writes its stacks on a signal."""
     return os.path.join(spec.directories.runtime, "stacks", f"{attempt}-{rank}")
 
 
 def ring_path(spec: RunSpec, attempt: int, rank: int) -> str:
-    """The file on its own node in which a rank keeps its newest steps."""
+    """Return the file on its own node in which a rank keeps its newest steps."""
     return os.path.join(spec.directories.runtime, "steps", f"{attempt}-{rank}")
 
 
 def staging_root(spec: RunSpec) -> str:
-    """Where shares of checkpoints wait."""
+    """Return the staging area for shares of checkpoints."""
     return spec.saving.staging or os.path.join(spec.directories.runtime, "staging")
 
 
 def scratch_directory(runtime_dir: str) -> str:
-    """The scratch directory that the ranks of a node share, on their own node."""
+    """Return the scratch directory that the ranks of a node share, on their own node."""
     return os.path.join(runtime_dir, "scratch")
 
 
 def _has_runtime_directory(placement: Placement, origin: AttemptOrigin) -> bool:
-    """The run's is on the controller's machine; elsewhere only an engine that knows nodes makes one."""
+    """Return True where the run's runtime directory exists: on the controller's machine, or made by an engine that
+    knows nodes."""
     return placement.slot.local or placement.slot.host == origin.host or bool(placement.slot.node)
 
 

@@ -1,4 +1,4 @@
-"""How long the ranks of a run let their reports gather before they send them. Pure."""
+"""The interval at which ranks of a large run send their gathered reports. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SECONDS_AT_MOST = 5.0
 
 
 def gathering_seconds(world_size: int) -> float:
-    """Seconds between two batches of a rank that nobody waits for; 0.0 where each report leaves at once.
+    """Return the seconds between two batches that no rank waits for; 0.0 where each report is sent at once.
 
     A message costs the controller more than what is in it: a wake-up, a decryption, an acknowledgement. And each takes
     the next 64 bytes of ZeroMQ's queue of its connection, in both directions, which are 16 KiB of memory touched bit by

@@ -1,4 +1,4 @@
-"""Which slot becomes which rank, and what its process is told about it. Pure."""
+"""The assignment of slots to ranks, and the environment of their processes. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LAUNCHER_VARIABLES = (
 
 @dataclass(frozen=True)
 class Placement:
-    """One rank's place."""
+    """The placement of one rank."""
 
     slot: Slot
     rank: int
@@ -34,7 +34,7 @@ class Placement:
 
 
 def arrange(slots: Sequence[Slot]) -> list[Placement]:
-    """Ranks grouped by node, in the order in which nodes appear; on a node by GPU, then by slot order.
+    """Return ranks grouped by node, in the order in which nodes appear; on a node by GPU, then by slot order.
 
     Slots of a launcher are grouped as the launcher did, and keep its order.
     """
@@ -64,7 +64,8 @@ def arrange(slots: Sequence[Slot]) -> list[Placement]:
 def environment(
     placement: Placement, world_size: int, given: Mapping[str, str] | None = None
 ) -> dict[str, str | None]:
-    """The variables torchrun would set, the GPUs of the node, one thread per worker unless the user said otherwise."""
+    """Return the variables torchrun would set, the GPUs of the node, and one thread per worker unless the user set
+    more."""
     env: dict[str, str | None] = {
         "RANK": str(placement.rank),
         "LOCAL_RANK": str(placement.local_rank),

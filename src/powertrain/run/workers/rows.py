@@ -1,14 +1,14 @@
-"""Which rows are complete: the k-th report of every rank forms row k.
+"""Completion of rows: the k-th report of every rank forms row k.
 
 Reports never block, so one rank may be far ahead of another. A row closes when every rank that takes part has made
 that report. A rank that has ended takes no part in rows it did not reach; one that is declared absent takes no part
 until it reports after all. Metrics of rows that wait for a slow rank are kept up to a limit; beyond it the oldest
 closes without the missing ranks, so that memory stays bounded. Shares of a checkpoint are never given up that way.
 
-Each row comes out once with its metrics. It comes out again without them, for its shares and for those who wait at it,
-when it was shown early and is now complete, or when an absent rank reports it after all.
+Each row comes out once with its metrics. It comes out again without them, for its shares and for waiting ranks, when it
+was shown early and is now complete, or when an absent rank reports it after all.
 
-A report costs the same however many ranks there are; only the report that closes a row looks at all of them.
+A report costs the same however many ranks there are; only the report that closes a row examines all of them.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ WINDOW_REPORTS = 200_000
 
 @dataclass
 class Row:
-    """One row: what each rank reported, in rank order, ``None`` for ranks that did not; [] if shown before."""
+    """One row: the report of each rank, in rank order, ``None`` for ranks without one; [] if shown before."""
 
     number: int
     metrics: list[dict[str, object] | None]
     parts: dict[int, CheckpointPart] = field(default_factory=dict)
-    #: What ranks reported that had been declared absent when the row was shown.
+    #: Reports of ranks that had been declared absent when the row was shown.
     late: dict[int, dict[str, object]] = field(default_factory=dict)
     #: False when it was closed early for memory's sake; its parts then come later, in a row without metrics.
     complete: bool = True
 
 
 class _Awaited:
-    """How far those have come whom rows wait for: a rank is counted at its newest row."""
+    """The progress of awaited ranks: each is counted at its newest row."""
 
     def __init__(self, ranks: int, row: int) -> None:
         self._at = Counter({row: ranks})
         self._lowest = row
 
     def arrive(self, row: int) -> None:
-        """One more is at ``row``."""
+        """Count one more rank at ``row``."""
         self._lowest = min(self._lowest, row) if self._at else row
         self._at[row] += 1
 
     def leave(self, row: int) -> None:
-        """One is no longer at ``row``."""
+        """Count one rank less at ``row``."""
         self._at[row] -= 1
         if not self._at[row]:
             del self._at[row]
 
     def lowest(self) -> int | None:
-        """The row of the one that is furthest behind; None where nobody is awaited."""
+        """Return the row of the rank that is furthest behind; None where none is awaited."""
         if not self._at:
             return None
         if self._lowest not in self._at:
@@ -87,39 +87,39 @@ class RowTable:
 
     @property
     def closed(self) -> int:
-        """The newest row that every rank taking part has reached."""
+        """Return the newest row that every participating rank has reached."""
         return self._closed
 
     @property
     def newest(self) -> int:
-        """The newest row any rank has reached."""
+        """Return the newest row that any rank has reached."""
         return self._newest
 
     @property
     def waits_for_first_reports(self) -> bool:
-        """True while :meth:`never_reported` has any."""
+        """Return True while :meth:`never_reported` has any."""
         return bool(self._unheard - self._absent) if self._absent else bool(self._unheard)
 
     def last_row(self, rank: int) -> int:
-        """The newest row of one rank; 0 where it has made no report in this attempt."""
+        """Return the newest row of one rank; 0 where it has made no report in this attempt."""
         return self._last[rank] if self._last[rank] >= self._first else 0
 
     def never_reported(self) -> list[int]:
-        """Ranks without any report in this attempt that are still expected to make one."""
+        """Return the ranks without any report in this attempt that are still expected to make one."""
         return sorted(self._unheard - self._absent)
 
     def silent(self) -> list[int]:
-        """Ranks that have made no report in this attempt and may still: also those declared absent."""
+        """Return the ranks that have made no report in this attempt and still may: also those declared absent."""
         return sorted(self._unheard)
 
     def behind(self) -> list[int]:
-        """Ranks the next row waits for, while others have reached it."""
+        """Return the ranks that the next row waits for, while others have reached it."""
         if self._newest <= self._closed:
             return []
         return [rank for rank, row in enumerate(self._last) if row <= self._closed and self._is_awaited(rank)]
 
     def add(self, rank: int, point: Point) -> list[Row]:
-        """Take one report; returns the rows it closes, oldest first."""
+        """Add one report; return the rows it closes, oldest first."""
         self._move(rank, point.row)
         if point.row <= self._closed:  # it was declared absent and comes after all
             parts = {} if point.part is None else {rank: point.part}
@@ -131,19 +131,20 @@ class RowTable:
         return self._close()
 
     def reach(self, rank: int, row: int) -> list[Row]:
-        """The rank made every report up to ``row`` although not all of them arrived; returns the rows this closes."""
+        """Note that the rank made every report up to ``row`` although not all of them arrived; return the rows this
+        closes."""
         if row <= self._last[rank]:
             return []
         self._move(rank, row)
         return self._close()
 
     def abandon(self) -> dict[int, dict[int, CheckpointPart]]:
-        """The shares of checkpoints in rows that never closed, by row and rank; they are given up."""
+        """Give up and return the shares of checkpoints in rows that never closed, by row and rank."""
         parts, self._parts = self._parts, {}
         return parts
 
     def end(self, rank: int) -> list[Row]:
-        """The rank will report no more; returns the rows this closes."""
+        """Note that the rank will report no more; return the rows this closes."""
         if self._is_awaited(rank):
             self._awaited.leave(self._last[rank])
         self._ended.add(rank)
@@ -151,7 +152,7 @@ class RowTable:
         return self._close()
 
     def declare_absent(self, ranks: Iterable[int]) -> list[Row]:
-        """Go on without these ranks; returns the rows this closes."""
+        """Continue without these ranks; return the rows this closes."""
         for rank in ranks:
             if self._is_awaited(rank):
                 self._awaited.leave(self._last[rank])
@@ -162,7 +163,7 @@ class RowTable:
         return rank not in self._absent and rank not in self._ended
 
     def _move(self, rank: int, row: int) -> None:
-        """The rank has come to ``row``, and is not absent any more."""
+        """Move the rank to ``row``; it is not absent any more."""
         if self._is_awaited(rank):
             self._awaited.leave(self._last[rank])
         self._absent.discard(rank)

@@ -19,7 +19,7 @@ from powertrain.wire.values import ErrorReport
 
 
 class WorkerCallError(EngineError):
-    """A function that a backend ran in a worker failed; ``rank`` and ``report`` say where and how."""
+    """A function that a backend ran in a worker failed; with its ``rank`` and the ``report`` of the error."""
 
     def __init__(self, rank: int, report: ErrorReport) -> None:
         super().__init__(f"{report.type} in rank {rank}: {report.message}")
@@ -27,7 +27,8 @@ class WorkerCallError(EngineError):
 
 
 class RemoteWorkers:
-    """Keeps :class:`powertrain.backend.WorkerGroup`. Used from the hooks' thread, answered from the controller's."""
+    """Implements :class:`powertrain.backend.WorkerGroup`. Called on the hooks' thread, replies come on the
+    controller's."""
 
     def __init__(self, workers: Sequence[Worker], send: Callable[[int, Execute], None]) -> None:
         self._workers = list(workers)
@@ -60,7 +61,7 @@ class RemoteWorkers:
         return self._call(rank, cloudpickle.dumps((fn, args, kwargs)))
 
     def answered(self, rank: int, message: Executed) -> None:
-        """A worker's answer has come."""
+        """Handle the reply of a worker."""
         with self._lock:
             entry = self._open.pop(message.call, None)
         if entry is None or entry[0] != rank:
@@ -71,7 +72,7 @@ class RemoteWorkers:
             entry[1].set_result(_Lazy(message.value))
 
     def gone(self, rank: int, why: str) -> None:
-        """The worker will answer no more: its open and later calls fail."""
+        """Fail the open and later calls of a worker that is gone."""
         with self._lock:
             self._gone[rank] = why
             lost = [call for call, (owner, _) in self._open.items() if owner == rank]
@@ -92,7 +93,7 @@ class RemoteWorkers:
 
 
 class _Lazy:
-    """A pickled value that is opened by whoever asks for it, never by the controller."""
+    """A pickled value that is opened by its reader, never by the controller."""
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled

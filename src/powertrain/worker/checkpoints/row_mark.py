@@ -1,4 +1,4 @@
-"""How far a rank has come, where its death cannot erase it.
+"""A mark of a rank's newest row that survives its death.
 
 ``report`` puts a message on a queue; a rank that is killed at once may never send it. The row it reached is also
 written to a mapped file, which costs a memory write and stays with the system when the process is gone. So a
@@ -27,7 +27,7 @@ class RowMark:
                 self._map = mmap.mmap(file.fileno(), _ROW.size)
 
     def set(self, row: int) -> None:
-        """The report of ``row`` is about to return."""
+        """Mark ``row``, whose report is about to return."""
         if self._map is not None:
             _ROW.pack_into(self._map, 0, row)
 
@@ -38,7 +38,7 @@ class RowMark:
 
 
 def marked_row(path: str) -> int:
-    """The newest row whose report had returned; 0 where there is no mark."""
+    """Return the newest row whose report had returned; 0 where there is no mark."""
     try:
         with open(path, "rb") as file:
             row: int = _ROW.unpack(file.read(_ROW.size))[0]

@@ -1,4 +1,4 @@
-"""What ``report`` does with a checkpoint: stage it, or note where the user has put it himself."""
+"""The checkpoint of a ``report``: staged, or recorded at the place where the user has put it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UploadFunction = Callable[["Checkpoint", str], "Checkpoint"]
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """How one checkpoint is to be kept: what ``report`` was told besides the checkpoint itself."""
+    """How one checkpoint is kept: the arguments of ``report`` besides the checkpoint itself."""
 
     name: str | None = None
     mode: CheckpointUploadMode = CheckpointUploadMode.ASYNC
@@ -60,7 +60,7 @@ def options(
     upload: UploadFunction | None,
     validation: bool | ValidationTaskConfig,
 ) -> SaveOptions:
-    """The arguments of ``report``, checked; raises :class:`ReportError` for what cannot be."""
+    """Check and return the arguments of ``report``; raises :class:`ReportError` for invalid ones."""
     chosen = CheckpointUploadMode.ASYNC if mode is None else mode
     if isinstance(chosen, str) and chosen.upper() in CheckpointUploadMode.__members__:
         chosen = CheckpointUploadMode[chosen.upper()]
@@ -84,7 +84,7 @@ def options(
 
 
 def is_sync(mode: CheckpointUploadMode | str | None) -> bool:
-    """True for the mode in which ``report`` waits for the commit; also for a rank that reports no checkpoint."""
+    """Return True for the mode in which ``report`` waits for the commit; also for a rank that reports no checkpoint."""
     return mode is CheckpointUploadMode.SYNC or (isinstance(mode, str) and mode.upper() == "SYNC")
 
 
@@ -95,7 +95,7 @@ def _validation(asked: bool | ValidationTaskConfig) -> ValidationRequest | None:
 
 
 def check_validation(session: Session, asked: Any) -> bool | ValidationTaskConfig:
-    """Return what ``report(validation=...)`` asks for. Raises :class:`ReportError` for another type, and where the
+    """Return the argument of ``report(validation=...)``. Raises :class:`ReportError` for another type, and where the
     trainer was given no validation function."""
     plain = plain_scalar(asked)
     if not isinstance(plain, (bool, ValidationTaskConfig)):
@@ -111,7 +111,8 @@ def check_validation(session: Session, asked: Any) -> bool | ValidationTaskConfi
 
 
 def _refuse_what_cannot_be_kept(asked: ValidationTaskConfig) -> None:
-    """They are kept with the checkpoint, for a validation that a later process makes: nothing there is unpickled."""
+    """Raise for arguments that cannot be kept with the checkpoint, for a validation by a later process: nothing is
+    unpickled there."""
     try:
         json.dumps(dict(asked.fn_kwargs))
     except (TypeError, ValueError, RecursionError) as error:
@@ -132,10 +133,10 @@ def _refuse_validation(session: Session) -> None:
 
 
 def share(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) -> CheckpointPart:
-    """This rank's share of the checkpoint of ``row``. On return the caller may change or delete the directory.
+    """Return this rank's share of the checkpoint of ``row``. On return the caller may change or delete the directory.
 
-    Raises :class:`ReportError` or :class:`CheckpointError` for what cannot be a checkpoint. A disk that is full
-    raises nothing: it is told to the run, and training goes on.
+    Raises :class:`ReportError` or :class:`CheckpointError` for anything that cannot be a checkpoint. A full disk raises
+    nothing: it is reported to the run, and training continues.
     """
     if not _is_checkpoint(checkpoint):
         raise ReportError(
@@ -159,7 +160,7 @@ def share(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int) 
 
 
 def _is_checkpoint(value: Any) -> bool:
-    """True for what says where it is and on which file system, as a Checkpoint does."""
+    """Return True for an object with a path and a file system, as a Checkpoint has."""
     return (
         has_attribute(value, "path")
         and isinstance(value.path, str)
@@ -168,7 +169,8 @@ def _is_checkpoint(value: Any) -> bool:
 
 
 def sealed(session: Session, point: Point) -> Point:
-    """The report, whose staged share now counts even if this process dies; where it cannot be sealed, without one."""
+    """Return the report with its staged share sealed, so that it survives this process; without one where sealing
+    fails."""
     part = point.part
     if part is None or not part.staged:
         return point
@@ -182,7 +184,7 @@ def sealed(session: Session, point: Point) -> Point:
 
 
 def _unstaged(session: Session, error: OSError, checkpoint: str = "") -> CheckpointPart:
-    """What the run is told of a share that could not be staged."""
+    """Return the share that reports a failure to stage."""
     from powertrain.storage.full_disk import describe_write_error, full_place
 
     staging = session.place.saving.staging or os.getcwd()
@@ -207,7 +209,7 @@ def upload_beside(
         told = Carried(attempt=place.attempt, row=row, rank=place.rank)
         try:
             told = _with(told, **_uploaded(upload, checkpoint, part, name))
-        except BaseException as error:  # also SystemExit, which would end this thread without a word
+        except BaseException as error:  # also SystemExit, which would end this thread silently
             told = _with(
                 told,
                 error=f"checkpoint_upload_fn raised {describe_error(error)}",
@@ -272,7 +274,7 @@ def _staged(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int
 
 
 def _taken(session: Session, directory: str, row: int) -> str:
-    """Where a directory of the user's goes back to should its checkpoint fail; "" where it is still there."""
+    """Return where a directory of the user's goes back to should its checkpoint fail; "" where it is still there."""
     place, path = session.place, os.path.abspath(directory)
     if os.path.lexists(path):
         return ""
@@ -282,13 +284,14 @@ def _taken(session: Session, directory: str, row: int) -> str:
 
 
 def _is_worked_in(session: Session, directory: str) -> bool:
-    """True for a directory that ranks work in: the launch directory, the scratch directory, or one that was named."""
+    """Return True for a directory that ranks work in: the launch directory, the scratch directory, or one that was
+    named."""
     place = session.place
     return any(is_same_directory(directory, one) for one in (place.files.working_dir, place.run.launch_dir))
 
 
 def _copied_from_shared(session: Session, directory: str) -> str:
-    """A copy of what the ranks have written to the directory that they work in."""
+    """Return a copy of the files that the ranks have written to their working directory."""
     place = session.place
     if place.local_world_size > 1:
         message = (
@@ -315,7 +318,7 @@ def _copied_from_shared(session: Session, directory: str) -> str:
 
 
 def _warn_of_left_out(session: Session, directory: str, left_out: Mapping[str, str]) -> None:
-    """Name what cannot be part of a checkpoint, each of it once."""
+    """Warn of files that cannot be part of a checkpoint, of each once."""
     new = sorted(left_out.keys() - session.left_out)
     if not new:
         return
@@ -330,7 +333,7 @@ def _warn_of_left_out(session: Session, directory: str, left_out: Mapping[str, s
 
 
 def _is_in_place(session: Session, checkpoint: Checkpoint) -> bool:
-    """True for a checkpoint that an upload function need not be given a copy of: it is not a directory of this machine,
+    """Return True for a checkpoint of which an upload function needs no copy: it is not a directory of this machine,
     lies in the run's own directory, or is not there yet because something else still writes it."""
     if "://" in checkpoint.path or checkpoint.given_filesystem is not None:
         return True
@@ -344,7 +347,7 @@ def _is_in_place(session: Session, checkpoint: Checkpoint) -> bool:
 
 
 def _is_of_a_run(session: Session, directory: str) -> bool:
-    """True for what a run keeps: a committed checkpoint is copied, whatever the caller wants to happen to it."""
+    """Return True for a directory that a run keeps: a committed checkpoint is always copied."""
     from powertrain.checkpoint.manifest import MANIFEST_NAMES
 
     run = session.storage.local_path("x")
@@ -360,7 +363,7 @@ def _is_below(path: str, directory: str) -> bool:
 
 
 def _kept_elsewhere(checkpoint: Checkpoint) -> CheckpointPart:
-    """A share that lies where the user has put it: its names and sizes, as they are there now."""
+    """Return a share that lies where the user has put it: its current names and sizes."""
     from powertrain.checkpoint.elsewhere import mark
     from powertrain.checkpoint.manifest import BOOKKEEPING_PREFIX, MANIFEST_NAMES
     from powertrain.storage import open_storage
@@ -378,7 +381,7 @@ def _kept_elsewhere(checkpoint: Checkpoint) -> CheckpointPart:
             f"{checkpoint!r} has a password or key in its address, which would be kept with the run. Give it in the "
             "environment instead."
         )
-    if not files:  # this rank brought nothing; the run says so where no rank did
+    if not files:  # this rank has no files; the run warns where no rank has any
         return CheckpointPart(checkpoint="", files=[])
     if trouble := mark(storage):
         warnings.warn(trouble, stacklevel=2)
@@ -386,7 +389,7 @@ def _kept_elsewhere(checkpoint: Checkpoint) -> CheckpointPart:
 
 
 def _check_name(session: Session, name: str) -> None:
-    """A checkpoint's name is one plain directory name that this run has not used."""
+    """Raise unless the name is one plain directory name that this run has not used."""
     plain = isinstance(name, str) and name.isprintable() and "/" not in name and not name.startswith(".")
     if not plain or not 0 < len(name.encode()) <= _LONGEST_NAME:
         raise ReportError(

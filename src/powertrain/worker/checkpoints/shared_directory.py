@@ -27,8 +27,8 @@ _QUIET_DELAY_S = 0.2
 #: An empty file may have been opened for writing a moment ago.
 _EMPTY_QUIET_DELAY_S = 2.0
 _POLL_INTERVAL_S = 0.02
-#: How long one report waits for files that change. The rank that is last to write a file brings it, whatever the others
-#: leave out, so it need not be long.
+#: How long one report waits for files that change. The last rank to write a file includes it, whatever the others leave
+#: out, so it need not be long.
 _REST_TIMEOUT_S = 5.0
 #: Every rank lists its launch directory when it starts: that must not take long where it holds a dataset.
 _LISTED_ENTRIES, _LISTING_TIMEOUT_S = 10_000, 0.25
@@ -37,7 +37,8 @@ _OF_TOOLS = frozenset({"__pycache__", "node_modules"})
 
 
 class Version(NamedTuple):
-    """What changes with every change of an entry. Modification times do not: copies keep those of the original."""
+    """Values that change with every change of an entry. Modification times do not: copies keep those of the
+    original."""
 
     #: Inode, size and time of change; of a link that is followed also those of its target.
     identity: tuple[int, ...]
@@ -47,7 +48,7 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """What a directory held at one time."""
+    """The entries of a directory at one time."""
 
     #: Nanoseconds of ``time.time_ns()``.
     taken_ns: int = 0
@@ -63,7 +64,7 @@ BEFORE_ALL = Listing(is_before_all=True)
 
 
 def is_new(name: str, version: Version, before: Listing) -> bool:
-    """Return whether an entry was made or changed since a listing. Pure.
+    """Return True when an entry was made or changed since a listing. Pure.
 
     One that was changed just before the listing counts as changed: the clock of files may tick too slowly to tell a
     change right after it. Where the listing is not complete the time of change decides.
@@ -89,7 +90,7 @@ class DirectoryEntry(NamedTuple):
 
 @dataclass
 class Copied:
-    """What became of the entries of a directory."""
+    """The result of copying the entries of a directory."""
 
     names: list[str] = field(default_factory=list)
     #: By name why an entry was left out.
@@ -99,7 +100,7 @@ class Copied:
 
 
 def is_same_directory(one: str, other: str) -> bool:
-    """Return whether two paths name the same directory; False where one is empty."""
+    """Return True when two paths name the same directory; False where one is empty."""
     return bool(one and other) and os.path.realpath(one) == os.path.realpath(other)
 
 
@@ -114,7 +115,7 @@ def output_files() -> list[str]:
 
 
 def listing_of(top: str, entries: int = _LISTED_ENTRIES) -> Listing:
-    """Return what a directory holds now; a listing of nothing, not complete, where it cannot be read or is too large.
+    """Return the current listing of a directory; an empty, incomplete one where it cannot be read or is too large.
 
     Args:
         top: The directory that a rank is about to work in.
@@ -141,19 +142,19 @@ def copy_new_entries(
     is_shared: bool,
     hopeless: Collection[str] = (),
 ) -> Copied:
-    """Copy what is new below ``top``. A link inside it becomes a copy of what it leads to.
+    """Copy new entries below ``top``. A link inside it becomes a copy of its target.
 
     Args:
         top: The directory that was reported.
         target: An empty directory.
         before: What ``top`` held when the rank started.
         excluded: Directories below ``top`` that are left out, such as the run's own storage.
-        outputs: Files that are left out without a word: the output of the rank and of the driver goes there.
+        outputs: Files that are left out silently: the output of the rank and of the driver goes there.
         is_shared: Whether other ranks may be writing the files now.
         hopeless: Names that did not come to rest at an earlier report, and are not waited for again.
 
     Returns:
-        The names of what was copied, relative to ``top``, and of what was left out.
+        The names of copied entries, relative to ``top``, and of those left out.
 
     Raises:
         OSError: A file cannot be read or written.
@@ -265,7 +266,7 @@ class _Walk:
                     yield from _entry_now(name, entry.path, is_directory=True)
 
     def _problem(self, real: str, chain: tuple[str, ...]) -> str:
-        """Why a link with this real path is not followed; "" where it is."""
+        """Return why a link with this real path is not followed; "" where it is."""
         if not os.path.exists(real):
             return "it is a link that leads nowhere"
         if not _is_below(real, self._real_top):
@@ -273,7 +274,8 @@ class _Walk:
         return "it is a link that leads back to itself" if real in chain else ""
 
     def _is_walked(self, name: str, entry: os.DirEntry[str], real: str) -> bool:
-        """False for what is excluded, and for directories of tools. A hidden one that was there when the rank started,
+        """Return False for excluded entries, and for directories of tools. A hidden one that was there when the rank
+        started,
         such as ``.git``, is taken for a tool's."""
         before = self._before
         if any(_is_below(real, excluded) for excluded in self._excluded):
@@ -306,7 +308,7 @@ def _is_below(path: str, directory: str) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    """True for what lies beside the files of a committed checkpoint that was brought here."""
+    """Return True for files of the run beside those of a downloaded checkpoint."""
     from powertrain.checkpoint.manifest import BOOKKEEPING_PREFIX
 
     return name.startswith(BOOKKEEPING_PREFIX) and "/" not in name

@@ -57,13 +57,13 @@ _MOST_THREADS = 4
 
 
 def _copying_threads(local_world_size: int) -> int:
-    """How many threads may copy at once, so that the ranks of a node leave each other a core."""
+    """Return how many threads may copy at once, so that the ranks of a node leave each other a core."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(_MOST_THREADS, usable // local_world_size))
 
 
 def _warn(session: Session, message: str) -> None:
-    """Tell the user: rank 0 at the terminal, the others in their own logs."""
+    """Warn the user: rank 0 at the terminal, the others in their own logs."""
     if session.place.rank == 0:
         session.service.post(Noted(message=message))
     else:
@@ -167,14 +167,14 @@ def _load_outside(checkpoint: Checkpoint, objects: dict[str, Any]) -> dict[str, 
 
 
 def _stateful(objects: dict[str, Any]) -> dict[str, Any]:
-    """Those that can be loaded in place."""
+    """Return the objects that can be loaded in place."""
     from powertrain.checkpoint.state.capture import kind_of
 
     return {name: value for name, value in objects.items() if kind_of(value) != "value"}
 
 
 def automatic_checkpoint(session: Session, row: int, save_now: bool = False) -> Checkpoint | None:
-    """The checkpoint that the run saves by itself with this row, ``None`` where none is due."""
+    """Return the checkpoint that the run saves by itself with this row, ``None`` where none is due."""
     frequency = session.place.saving.frequency
     due = save_now or (frequency > 0 and row % frequency == 0)
     return _save(session, session.registered) if due and session.registered else None

@@ -125,7 +125,7 @@ class RecordedWaits:
 
 
 class FirstWaits(RecordedWaits):
-    """The same until the first batch, whose wait is a part of the rank's start."""
+    """Recorded waits until the first batch, whose wait is a part of the rank's start."""
 
     def wait(self) -> int:
         progress.startup.wait_began()
@@ -137,14 +137,14 @@ class FirstWaits(RecordedWaits):
 
 
 def _tokens_in(batch: Any) -> int:
-    """Numbers in the column that models of text read."""
+    """Return the count of numbers in the column that models of text read."""
     ids = batch.get("input_ids") if isinstance(batch, dict) else None
     shape = getattr(ids, "shape", None)
     return math.prod(shape) if shape else 0
 
 
 class StepWeights:
-    """Which datasets gave a batch since the last optimizer step, and what it counted for. Pure but for its memory."""
+    """The datasets that gave a batch since the last optimizer step, with its weight. Pure except for its memory."""
 
     #: So many steps in a row with one batch of each of two datasets are no coincidence, such as an evaluation between.
     _IN_A_ROW = 3
@@ -155,7 +155,7 @@ class StepWeights:
         self._mixed_in_a_row = 0
 
     def note(self, name: str, weight: float, steps: int) -> None:
-        """``name`` has given a batch of ``weight`` after ``steps`` optimizer steps."""
+        """Note that ``name`` has given a batch of ``weight`` after ``steps`` optimizer steps."""
         if steps != self._steps:
             self._steps, self._given = steps, {}
         self._given.setdefault(name, []).append(weight)
@@ -166,42 +166,42 @@ class StepWeights:
 
     @property
     def are_mixed(self) -> bool:
-        """True when two datasets are read side by side and count differently."""
+        """Return True when two datasets are read side by side and count differently."""
         return self._mixed_in_a_row >= self._IN_A_ROW
 
 
 class RankSession(Protocol):
-    """What shards need of the session of their rank."""
+    """The part of a session that shards need."""
 
     @property
     def place(self) -> Place:
-        """What this rank knows about its run."""
+        """Return the place of this rank in its run."""
 
     @property
     def device(self) -> int:
-        """The number of the rank's GPU; -1 without one."""
+        """Return the number of the rank's GPU; -1 without one."""
 
     @property
     def service(self) -> Service:
-        """The rank's connection to the run."""
+        """Return the rank's connection to the run."""
 
 
 class Shards:
-    """What one attempt of one rank reads. Training thread only, but for :meth:`described`."""
+    """The shards of one attempt of one rank. Training thread only, except :meth:`described`."""
 
     def __init__(self, session: RankSession, datasets: bytes = b"") -> None:
         """``datasets`` is the pickled dict of the run's :class:`~powertrain.data.plan.prepared.Prepared`, if any."""
         self._session = session
         self._load: Callable[[], Mapping[str, Prepared]] = lambda: script.load(datasets) if datasets else {}
         self._shards: dict[str, DataShard | StreamedShard] = {}
-        #: How to ask those that stand outside the run's datasets where they are.
+        #: By name the function that returns the position of a reader outside the run's datasets.
         self._adopted: dict[str, Callable[[], State]] = {}
-        #: Those of them that are gone, and whose place the next one under their name takes.
+        #: Closed ones of them, whose position the next one of the same name takes over.
         self._left: dict[str, Callable[[], State]] = {}
-        #: Where each stood when it was last looked at. Replaced whole, so that any thread may read it.
+        #: The position of each at the last refresh. Replaced whole, so that any thread may read it.
         self._seen: dict[str, State] = {}
         self._refreshed_at = 0.0
-        #: Those that have given out a batch, and those whose saved place was taken up or replaced by the user.
+        #: Datasets that have given out a batch, and those whose saved position was resumed or replaced by the user.
         self._begun: set[str] = set()
         self._resumed: set[str] = set()
         self._told_of_resuming: set[str] = set()
@@ -210,10 +210,11 @@ class Shards:
         self._skip_watches: dict[str, SkipWatch] = {}
         self._captured: WeakKeyDictionary[Checkpoint, dict[str, State]] = WeakKeyDictionary()
 
-    # -- what the training function gets
+    # -- shards
 
     def shard(self, name: str, state_dict: Mapping[str, Any] | None = None) -> DataShard | StreamedShard:
-        """This rank's part of a dataset, the same object each time; at the place of ``state_dict`` where one is given.
+        """Return this rank's shard of a dataset, the same object each time; at the position of ``state_dict`` where one
+        is given.
 
         Raises :class:`ConfigError` for a name that the trainer was not given.
         """
@@ -223,13 +224,13 @@ class Shards:
         shard = self._shards[name]
         if state_dict is not None:
             shard.load_state_dict(state_dict)
-            self._resumed.add(name)  # the user has said where to begin
+            self._resumed.add(name)  # the user has set the position
         return shard
 
     def adopt(self, name: str, state: Callable[[], State]) -> Callable[[], State | None]:
-        """Keep the place of something else that reads data, under a name of its own, with that of the datasets.
+        """Keep the position of another reader of data, under a name of its own, with those of the datasets.
 
-        ``state`` says where it stands, on any thread. Returns what it asks where to begin, just before it does.
+        ``state`` returns its position, on any thread. Returns a function for the position to begin at.
         """
         left = self._left.pop(name, None)
         if self._is_dataset(name) or (left is None and self._adopted.get(name, state) != state):
@@ -248,12 +249,12 @@ class Shards:
         return resume
 
     def let_go(self, name: str) -> None:
-        """Whoever was adopted under this name is gone. The next one under it goes on where that one stands."""
+        """Release the reader of this name. The next one of the same name continues at its position."""
         if name in self._adopted:
             self._left[name] = self._adopted[name]
 
     def left(self, name: str) -> State | None:
-        """Where the one stands that was let go of under this name, if there is one."""
+        """Return the position of the released reader of this name, if there is one."""
         return self._left[name]() if name in self._left else None
 
     def provide(self, load: Callable[[], Mapping[str, Prepared]]) -> None:
@@ -316,16 +317,16 @@ class Shards:
     # -- after a restart
 
     def on_checkpoint_requested(self) -> None:
-        """The loop goes on from the attempt's checkpoint, and so do its data."""
+        """Resume data from the attempt's checkpoint, which the loop has requested."""
         self._asked_for_checkpoint = True
 
     @property
     def has_requested_checkpoint(self) -> bool:
-        """True once the loop has asked for the attempt's checkpoint."""
+        """Return True once the loop has requested the attempt's checkpoint."""
         return self._asked_for_checkpoint
 
     def _saved(self, name: str) -> State | None:
-        """The place that the checkpoint kept, if the loop has asked for the checkpoint."""
+        """Return the position in the checkpoint, if the loop has requested the checkpoint."""
         saved = self._session.place.start.data_positions.get(name)
         if saved is None or not self._asked_for_checkpoint:
             return None
@@ -333,7 +334,7 @@ class Shards:
         return dict(saved)
 
     def _saved_position(self, name: str) -> State | None:
-        """As :meth:`_saved`. Of data that were streamed then only the epoch is known, which begins again."""
+        """Return :meth:`_saved`. For streamed data only the epoch is known, which begins again."""
         from powertrain.data.plan.position import Position
 
         saved = self._saved(name)
@@ -344,7 +345,7 @@ class Shards:
         return Position.beginning(self._datasets[name], epoch=saved["epoch"]).as_dict()
 
     def _warn_if_unused(self, name: str) -> None:
-        """Say once that data begin anew although the checkpoint knows where they were."""
+        """Warn once that data begin anew although the checkpoint has their position."""
         saved = self._session.place.start.data_positions.get(name)
         if saved is None or name in self._resumed or self._told:
             return
@@ -357,7 +358,7 @@ class Shards:
             )
 
     def requested(self, name: str, resumed: ResumedEpoch | None = None) -> None:
-        """A batch is requested; ``resumed`` says where the dataset goes on, for the first one after a restart.
+        """Note a request for a batch; ``resumed`` is the position of the dataset, for the first one after a restart.
 
         Raises:
             DataError: The loop skips batches that were skipped for it.
@@ -375,13 +376,13 @@ class Shards:
         watch.request(progress.steps)
 
     def drawn(self, name: str) -> None:
-        """A batch that was requested is handed out."""
+        """Note that a requested batch is handed out."""
         if (watch := self._skip_watches.get(name)) is not None:
             watch.draw()
 
     def _began(self, name: str, weight: float | None) -> None:
-        """A batch is about to be handed out, which counts ``weight`` in the average over ranks; None where every rank
-        has the same rows."""
+        """Note a batch that is about to be handed out, with its ``weight`` in the average over ranks; None where every
+        rank has the same rows."""
         if weight is not None:
             self._weights.note(name, weight, progress.steps)
             gradient_weight.set(weight)
@@ -406,25 +407,25 @@ class Shards:
                 "and tail='drop' or 'carry', or read the one that counts last."
             )
 
-    # -- where everything stands
+    # -- positions
 
     def positions(self) -> dict[str, State]:
-        """Where each dataset stands; for those not touched yet, where it stood in the checkpoint that counts."""
+        """Return the position of each dataset; for those not read yet, that of the checkpoint."""
         saved = self._session.place.start.data_positions if self._asked_for_checkpoint else {}
         live = {name: shard.kept() for name, shard in self._shards.items()}
         return {**saved, **live, **{name: state() for name, state in self._adopted.items()}}
 
     def capture(self, checkpoint: Checkpoint, positions: Mapping[str, State] | None = None) -> None:
-        """Remember where everything stands for a checkpoint that was made now and is reported later.
+        """Remember all positions for a checkpoint that was made now and is reported later.
 
         Args:
             checkpoint: The checkpoint.
-            positions: Where it stands, for a loop that draws batches before it needs them; else where it is now.
+            positions: The positions, for a loop that draws batches before it needs them; else the current ones.
         """
         self._captured[checkpoint] = self.positions() if positions is None else dict(positions)
 
     def extras_of(self, checkpoint: Any) -> dict[str, Any]:
-        """What the manifest of a checkpoint keeps of the data: as of its making, or of now."""
+        """Return the data positions for the manifest of a checkpoint: as of its making, or the current ones."""
         from powertrain.checkpoint.checkpoint import Checkpoint
 
         captured = self._captured.get(checkpoint) if isinstance(checkpoint, Checkpoint) else None
@@ -438,12 +439,12 @@ class Shards:
         return {name: longest for name, longest in found.items() if longest is not None}
 
     def described(self) -> str:
-        """Where everything that has begun stands, in words, as of a moment ago. Any thread."""
+        """Return the positions of all started datasets as text, as of the last refresh. Any thread."""
         adopted = {name: state() for name, state in list(self._adopted.items())}
         return in_words({**self._seen, **adopted})
 
     def describe_now(self) -> str:
-        """As :meth:`described`, as of now. Training thread."""
+        """Refresh and return :meth:`described`. Training thread."""
         self._refresh()
         return self.described()
 
@@ -452,7 +453,7 @@ class Shards:
         self._seen = {name: shard.reached() for name, shard in self._shards.items() if name in self._begun}
 
     def close(self) -> None:
-        """End what reads ahead."""
+        """Stop reading ahead."""
         with ExitStack() as closing:
             for shard in self._shards.values():
                 closing.callback(shard.close)
@@ -467,12 +468,13 @@ class Shards:
 
 
 def at_its_epoch(state: Mapping[str, Any]) -> State:
-    """The first batch of the epoch that a state is in. Rows that the epoch before had left for it stay its first."""
+    """Return the state at the first batch of its epoch. Rows left over from the epoch before stay its first."""
     return {**state, "position": min(state.get("position", 0), 0)}
 
 
 def disk_budget(directory: str, wanted: int) -> int:
-    """Bytes that the blocks in ``directory`` may take: ``wanted``, or for -1 a quarter of what is free or theirs."""
+    """Return the bytes that the blocks in ``directory`` may take: ``wanted``, or for -1 a quarter of the free and own
+    space."""
     if wanted >= 0:
         return wanted
     used = 0
