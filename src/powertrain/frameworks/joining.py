@@ -1,4 +1,4 @@
-"""How a backend brings its workers into a group and out of it, without waiting for a worker that is gone."""
+"""Joining and leaving of a group by a backend's workers, without waiting for a worker that has exited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from powertrain.text.loggers import module_logger
 
 logger = module_logger(__name__)
 
-#: How long a worker tries to leave its group, and how much longer the driver waits for the answers.
+#: Seconds for a worker to leave its group, and the additional wait of the driver for the replies.
 LEAVE_TIMEOUT_S = 5.0
 _LEAVE_SLACK_S = 3.0
 
@@ -24,7 +24,7 @@ def await_joined(joining: Sequence[Future[Any]]) -> None:
     """
     done, _ = wait(joining, return_when=FIRST_EXCEPTION)
     for future in joining:
-        # Only what went wrong is looked at: a value would be unpickled, and none is needed.
+        # Only errors are read: a value would be unpickled, and none is needed.
         if future in done and (error := future.exception()) is not None:
             raise error
 
@@ -45,7 +45,7 @@ def leave_all(worker_group: WorkerGroup, leave: Callable[[float], None]) -> None
 
 
 def within(seconds: float, action: Callable[[], Any], what: str = "destroying the process group") -> str:
-    """Call ``action``, giving up waiting after ``seconds``; return what went wrong, or "".
+    """Call ``action`` with a timeout of ``seconds``; return the error, or "".
 
     A group with a broken member may never come back from being destroyed.
     """

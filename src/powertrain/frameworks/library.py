@@ -14,7 +14,7 @@ class Library:
 
     #: The module to import.
     module: str
-    #: What pip installs.
+    #: The name of the package for pip.
     package: str
 
     def load(self, needed_by: str) -> Any:

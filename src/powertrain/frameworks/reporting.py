@@ -1,4 +1,4 @@
-"""What the callbacks have in common: which metrics are reported under which names, and checkpoints with one file."""
+"""The common part of the callbacks: names of the reported metrics, and checkpoints with one file."""
 
 from __future__ import annotations
 

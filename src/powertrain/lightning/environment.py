@@ -1,4 +1,4 @@
-"""What Lightning asks of a cluster: which rank this process is, of how many. The run has decided it."""
+"""Lightning's interface to a cluster: the rank of this process, and the world size. The run has decided them."""
 
 from __future__ import annotations
 

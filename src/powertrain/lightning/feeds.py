@@ -28,12 +28,12 @@ class LoaderFeed:
     """One loader of a Trainer. Everything but iterating is the loader's own."""
 
     def __init__(self, batches: Any, epoch: Callable[[], int] = lambda: 0) -> None:
-        """``epoch`` says which one Lightning is in; it counts where the data have no position of their own yet."""
+        """``epoch`` returns Lightning's epoch; it is used as long as the data have no position of their own."""
         self._batches = batches
         self._epoch = epoch
         self._live: _Lap | None = None
         self.has_begun = False
-        #: What the batch that was drawn last counts for in the average over ranks.
+        #: Weight of the newest batch in the average over ranks.
         self.weight = 1.0
         #: After each of the newest draws: the positions of all data, and the weight of the batch.
         self.history: deque[tuple[Positions, float]] | None = None
@@ -42,7 +42,7 @@ class LoaderFeed:
 
     @property
     def length(self) -> int | None:
-        """How many batches a whole epoch has; None where the loader does not say."""
+        """Number of batches of a whole epoch; None where unknown."""
         try:
             return len(self._batches)
         except (TypeError, NotImplementedError):
@@ -53,7 +53,7 @@ class LoaderFeed:
 
     @property
     def batches_behind(self) -> int | None:
-        """How many batches of the epoch were drawn before the iteration under way; None where that is not known."""
+        """Number of batches of the epoch that were drawn before the iteration under way; None where unknown."""
         left = getattr(self._batches, "batches_left", None)
         rest = left() if callable(left) else None
         return len(self) - rest if rest is not None else None
@@ -113,7 +113,7 @@ class LoaderFeed:
         self._batches = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """What Lightning keeps of it in its own checkpoints; nothing where the loader has no state."""
+        """Return the state for Lightning's own checkpoints; empty where the loader has no state."""
         own = getattr(self._batches, "state_dict", None)
         if not callable(own):
             return {}
@@ -123,7 +123,7 @@ class LoaderFeed:
             return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave."""
+        """Resume from the result of :meth:`state_dict`."""
         load = getattr(self._batches, "load_state_dict", None)
         if state and callable(load):
             load(state)
@@ -171,7 +171,7 @@ class Feeds:
         self._others: list[LoaderFeed] = []
 
     def add(self, loader: Any, trainer: Any) -> Any:
-        """Return what Lightning is to iterate over in place of ``loader``."""
+        """Return the iterable for Lightning in place of ``loader``."""
         if trainer.predicting:  # Lightning has a batch sampler of its own in it
             return loader
         if trainer.training:
@@ -209,7 +209,7 @@ class Feeds:
         for feed in self._others:
             feed.close(only_if_drawn=True)
         if trainer.is_last_batch:
-            # Lightning does not ask for a batch that it knows is not there, so nobody has told the data.
+            # Lightning does not request a batch that it knows is missing, so the data layer has not seen the end.
             for feed in self._training:
                 feed.close(only_if_drawn=True)
         found = self._before_prefetch(trainer)
@@ -238,7 +238,7 @@ class Feeds:
             counts.completed = completed
 
     def weight(self, trainer: Any) -> float:
-        """Return what the batch that is trained on counts for in the average over ranks."""
+        """Return the weight of the current batch in the average over ranks."""
         found = self._before_prefetch(trainer)
         if found is not None:
             return found[1]

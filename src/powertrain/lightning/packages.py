@@ -88,7 +88,7 @@ class PackageClass(type):
 
 
 def derived(part: type, *path: str) -> Callable[[str, dict[str, Any], list[Any]], Any]:
-    """Return what builds a class from ``part`` and the class at ``path`` in the preferred package in use."""
+    """Return a function that builds a class from ``part`` and the class at ``path`` in the preferred package in use."""
 
     def build(name: str, described: dict[str, Any], packages: list[Any]) -> Any:
         package = packages[0]
@@ -100,7 +100,7 @@ def derived(part: type, *path: str) -> Callable[[str, dict[str, Any], list[Any]]
 
 
 def callback(part: type) -> Callable[[str, dict[str, Any], list[Any]], Any]:
-    """Return what builds a callback from ``part``, for the Trainers of all packages in use."""
+    """Return a function that builds a callback from ``part``, for the Trainers of all packages in use."""
 
     def build(name: str, described: dict[str, Any], packages: list[Any]) -> Any:
         return type(name, (part, *(package.Callback for package in packages)), described)

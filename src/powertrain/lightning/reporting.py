@@ -103,8 +103,8 @@ class _Reporting:
 
 
 def _positions_after(trainer: Any) -> dict[str, Any] | None:
-    """Return where data go on after the last batch of an epoch, with a strategy that is not of this package: Lightning
-    leaves them without asking for another batch. None within an epoch."""
+    """Return the position of the data after the last batch of an epoch, with a strategy of another package: Lightning
+    leaves them without requesting another batch. None within an epoch."""
     if not trainer.is_last_batch:
         return None
     return {

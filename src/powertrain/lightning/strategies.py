@@ -17,7 +17,7 @@ from powertrain.lightning.packages import PackageClass, derived
 
 
 class WorkerStrategy:
-    """What a strategy does differently in a worker."""
+    """The overrides of a strategy in a worker."""
 
     lightning_module: Any
     _environment: Any = None
@@ -56,8 +56,8 @@ class WorkerStrategy:
         super().setup_environment()  # type: ignore[misc]
 
     def on_train_start(self) -> None:
-        # Lightning's own handler would broadcast in the middle of whatever the ranks do. The run hears of the signal
-        # by itself, and asks for a checkpoint between two steps.
+        # Lightning's own handler would broadcast in the middle of other work of the ranks. The run handles the
+        # signal itself, and requests a checkpoint between two steps.
         if threading.current_thread() is threading.main_thread() and self._sigterm_handler is not None:
             signal.signal(signal.SIGTERM, self._sigterm_handler)
         self.feeds.count_resumed(self.lightning_module.trainer)

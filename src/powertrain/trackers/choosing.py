@@ -1,4 +1,4 @@
-"""Which trackers a run has: from names and objects, and from what its directory keeps of them."""
+"""The trackers of a run: from names and objects, and from the run's directory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BUILT_IN: Mapping[str, type[Tracker]] = {
     "wandb": WandB,
 }
 _KEY = "trackers/trackers.pickle"
-#: The most bytes that are read of what was kept.
+#: Most bytes of the stored trackers that are read.
 _BYTES_LIMIT = 64 << 20
 
 

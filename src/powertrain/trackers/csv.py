@@ -60,7 +60,7 @@ class CSV(Config, Tracker):
 
 
 class _CSVSession(TrackerSession):
-    """The file is the truth: what it has is not written again, and what it has lost is."""
+    """A session whose state is the file itself: present rows are not written again, and lost ones are."""
 
     def __init__(self, path: Path) -> None:
         self._path, self.id = path, str(path)

@@ -1,4 +1,4 @@
-"""How far each tracker has come, kept in the run's directory: ``trackers/{name}.json``."""
+"""The position of each tracker, kept in the run's directory: ``trackers/{name}.json``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Random; given to the tracker's run when it is made, so that it is found again should its id be lost.
     key: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
-    #: What the tracker calls its run; "" before it was made.
+    #: The tracker's id of its run; "" before it was made.
     id: _Text = ""
     attempt: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)] = -1
     row: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
@@ -31,7 +31,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def position(self) -> ReadPosition:
-        """Where reading goes on."""
+        """The position at which reading continues."""
         return ReadPosition(self.attempt, self.row)
 
     def moved_to(self, position: ReadPosition) -> Cursor:

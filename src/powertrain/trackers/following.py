@@ -1,4 +1,4 @@
-"""The driver's side: starts the process that sends to trackers, shows what it says, and gives it time at the end."""
+"""The driver's side: starts the process that sends to trackers, shows its messages, and waits for it at the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from powertrain.trackers.sending import Unsent
 
 #: Seconds beyond the trackers' own time for the process to answer and to end.
 _ANSWER_TIMEOUT_S = 5.0
-#: Seconds that trackers have when this process itself was asked to end.
+#: Seconds for trackers when this process itself was signalled to exit.
 _LEAVING_TIMEOUT_S = 5.0
 
 
@@ -146,7 +146,7 @@ class TrackerProcess:
 def start(
     storage: Storage, trackers: list[Tracker], run: TrackedRun, tell: Callable[[str], None]
 ) -> TrackerProcess:
-    """Start sending a run's points. What the process prints goes to ``logs/trackers.log`` of a run on this machine."""
+    """Start sending a run's points. Output of the process goes to ``logs/trackers.log`` of a run on this machine."""
     command = f"powertrain track {shlex.quote(without_secrets(storage.uri))}"
     log = storage.local_path("logs/trackers.log")
     return TrackerProcess(Assignment(storage, trackers, run), str(log or ""), command, tell)
@@ -160,7 +160,7 @@ def patience(config: RunConfig, is_to_leave: bool) -> float:
 def describe_run(
     storage: Storage, record: Mapping[str, Any], started: float, config: Mapping[str, Any] | None
 ) -> TrackedRun:
-    """What trackers are told of a run, from its ``run.json`` and the loop's config."""
+    """Return the description of a run for trackers, from its ``run.json`` and the loop's config."""
     inside = storage.local_path("x")
     tags = {str(name): redact(str(value)) for name, value in (record.get("metadata") or {}).items()}
     if record.get("sweep"):
@@ -177,7 +177,7 @@ def describe_run(
 
 
 def ending_of(storage: Storage, state: str, reason: str) -> RunEnding:
-    """How a run ended, with what its kept diagnosis found; without findings where there is none."""
+    """Return how a run ended, with the findings of its stored diagnosis, if there is one."""
     findings: tuple[str, ...] = ()
     try:
         report = from_json(storage.get(SUMMARY, limit=RECORD_BYTES_LIMIT))

@@ -20,7 +20,7 @@ _KEY_LIMIT, _PARAM_LIMIT = 250, 6000
 _UNFIT = re.compile(r"[^\w\-. /:]")
 #: The tag by which a run is found whose id was lost.
 _KEY_TAG = "powertrain.key"
-#: This process tries again by itself, so MLflow's own patience of some minutes would only hide what is wrong.
+#: This process retries by itself, so MLflow's own retries of some minutes would only hide the error.
 _ENVIRONMENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 _STATUS = {"finished": "FINISHED", "failed": "FAILED"}
 _T = TypeVar("_T")
@@ -85,7 +85,7 @@ class _MLflowSession(TrackerSession):
         self.last_step = run.last_step
         found = self._find(settings, run)
         self.id = found.info.run_id
-        # The newest step of each metric: what a process that was killed sent and did not record is not sent again.
+        # The newest step of each metric: points that a killed process sent and did not record are not sent again.
         self._newest = {metric.key: metric.step for metric in found.data._metric_objs}
         if found.info.status != "RUNNING":
             self._client.update_run(self.id, status="RUNNING")
@@ -120,7 +120,7 @@ class _MLflowSession(TrackerSession):
         return str(found.experiment_id)
 
     def _log_params(self, params: Mapping[str, Any], known: Mapping[str, str]) -> None:
-        """Add those that are missing: MLflow refuses to change one, and the run began with what it has."""
+        """Add missing parameters: MLflow refuses to change one, and the run began with the present ones."""
         from mlflow.entities import Param
 
         new = {_fit(name): str(value)[:_PARAM_LIMIT] for name, value in params.items()}

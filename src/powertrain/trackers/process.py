@@ -2,7 +2,7 @@
 
 A process and not a thread: the packages of trackers take seconds to import, and hold Python's lock while they encode
 and send, which the controller would wait for. It runs at a low priority, reads the run's directory like any other
-reader, and ends with the driver. It is told one thing, that the run is over, and tells sentences to show.
+reader, and exits with the driver. It receives one message, the end of the run, and sends sentences to show.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from powertrain.trackers.sending import Sender, Unsent
 _NICENESS = 10
 #: Seconds beyond the end of its time for a tracker's own call to return.
 _STUCK_TIMEOUT_S = 2.0
-#: Before what a process is made of: its length.
+#: Header of an assignment: its length.
 HEAD = struct.Struct("<Q")
 
 
@@ -44,14 +44,14 @@ class EndRequest(msgspec.Struct, frozen=True):
 
 
 class TrackerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the process tells: a sentence to show, or at its end what is not sent."""
+    """A message of the process: a sentence to show, or at its end the unsent points."""
 
     say: str = ""
     unsent: tuple[Unsent, ...] | None = None
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """What the process is made for."""
+    """The assignment of the process."""
 
     storage: Storage
     trackers: list[Tracker]

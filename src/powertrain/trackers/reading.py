@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReadPosition(NamedTuple):
-    """How far a reader has come: the newest attempt, and its last row. Rows of earlier attempts are not read again."""
+    """The position of a reader: the newest attempt, and its last row. Rows of earlier attempts are not read again."""
 
     attempt: int = -1
     row: int = 0
@@ -33,14 +33,14 @@ class Page(NamedTuple):
     """Points that follow a position, in the order in which they came."""
 
     points: list[StoredPoint]
-    #: Whether the page was full, so that more may follow at once.
+    #: True if the page was full, so that more may follow at once.
     is_full: bool
     #: By lease the last segment of which all points are in this page or before it.
     read: Mapping[int, int]
 
 
 class PointReader:
-    """Reads what follows a position. Each look costs what is new, not what is there.
+    """Reads the points after a position. The cost of each read is that of the new points.
 
     Reports with ``solo=True`` stand outside of rows and are left out.
     """

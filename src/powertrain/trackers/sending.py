@@ -1,6 +1,6 @@
 """One tracker brought up to date, and kept so: points are read after its cursor, sent, and the cursor is moved.
 
-The order is what makes each point arrive once: send, then record. A crash in between sends points again, which the
+Each point arrives once because of the order: send, then record. A crash in between sends points again, which the
 tracker's session leaves out where it can see them. The tracker's run is made under a key that was recorded before, so
 that a crash while it is made does not lead to a second one.
 """
@@ -37,7 +37,7 @@ _REASON_LIMIT = 500
 
 @dataclass(frozen=True)
 class Unsent:
-    """What a tracker has not got when it is given up."""
+    """The points that a tracker has not received when it is given up."""
 
     tracker: str
     points: int
@@ -62,12 +62,12 @@ class Sender:
         self._reader = PointReader(storage)
         self._session: TrackerSession | None = None
         self._cursor: cursors.Cursor | None = None
-        #: What the tracker refused last, in words; "" while all is well.
+        #: The tracker's last error, in words; "" while there is none.
         self.problem = ""
         self._ending: RunEnding | None = None
         self._deadline = float("inf")
         self._refused_since = 0.0
-        #: What the journal adds up to, as it was when an attempt was last seen for the first time.
+        #: The state of the journal when the newest attempt was first seen.
         self._state = RunState()
         self._wake = threading.Event()
         self._is_over = False
@@ -75,7 +75,7 @@ class Sender:
     # -- the loop
 
     def follow(self) -> Unsent | None:
-        """Send what comes until :meth:`end` was called; returns what is not sent then."""
+        """Send new points until :meth:`end` is called; return the unsent ones."""
         is_local = self._storage.local_path("x") is not None
         look_again = LOOK_INTERVAL_S if is_local else REMOTE_LOOK_INTERVAL_S
         delay = RETRY_DELAY_S
@@ -229,7 +229,7 @@ class Sender:
     def _move(self, position: ReadPosition) -> None:
         self._write_cursor(self._read_cursor().moved_to(position))
 
-    # -- what is said
+    # -- messages
 
     def _mark_well(self) -> None:
         self._refused_since = 0.0
@@ -238,7 +238,7 @@ class Sender:
             self._tell(f"The tracker {self.name!r} takes points again; what it missed is being sent.")
 
     def _mark_problem(self, error: Exception) -> None:
-        """After an error the session is made anew: what it knew of the tracker may be wrong."""
+        """Make a new session after an error: the state of the old one may be wrong."""
         was_well, self.problem = not self.problem, _in_words(error)
         self._close()
         if was_well and self._ending is None:
@@ -248,7 +248,7 @@ class Sender:
             )
 
     def describe_unsent(self) -> Unsent:
-        """Count what the tracker has not got, and say why."""
+        """Count the points that the tracker has not received, and give the reason."""
         reason = self.problem or "there was not enough time"
         try:
             return Unsent(self.name, self._reader.count(self._read_cursor().position), reason)

@@ -1,4 +1,4 @@
-"""Checks of what trackers are given."""
+"""Checks of trackers' settings."""
 
 from __future__ import annotations
 

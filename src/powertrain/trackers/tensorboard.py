@@ -74,7 +74,7 @@ class _TensorBoardSession(TrackerSession):
         self._text_type = types_pb2.DT_STRING
         self._directory, self.id = directory, str(directory)
         is_continued = bool(run.id) and _event_files(directory)
-        # Where the files are gone, all points are written again.
+        # If the files were removed, all points are written again.
         self.last_step = run.last_step if is_continued else 0
         self._begin_file(self.last_step + 1)
         if not is_continued and run.params:
@@ -146,7 +146,7 @@ def _event_files(directory: Path) -> dict[str, int]:
 
 
 def _as_table(values: Mapping[str, Any]) -> str:
-    """A table in Markdown, which is what TensorBoard shows text as."""
+    """Return a table in Markdown, TensorBoard's format of text."""
     lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items()]
     return "\n".join(["| name | value |", "|---|---|", *lines])
 

@@ -20,7 +20,7 @@ from powertrain.trackers.sending import Sender
 
 
 def bring_up_to_date(storage: Storage, names: Sequence[str], command: str) -> Iterator[tuple[str, bool]]:
-    """Send what trackers have not got; yields a line for each, and whether it has everything now.
+    """Send missing points to trackers; yield a line for each, and whether it is complete now.
 
     Args:
         storage: That of the run.
@@ -77,6 +77,6 @@ def _described(storage: Storage) -> TrackedRun:
 
 
 def _ending(storage: Storage) -> RunEnding | None:
-    """How the run ended; None for one that was cut off, and may be continued."""
+    """Return how the run ended; None for one that was cut off, and may be continued."""
     state = journal.replay(journal.read(storage))
     return ending_of(storage, state.state, state.reason) if state.state in ENDED else None

@@ -53,7 +53,7 @@ class WandB(Config, Tracker):
     name: str = option("wandb", tracker_name)
 
     def settled(self, directory: str) -> WandB:
-        """Return the tracker with what it takes from the environment filled in."""
+        """Return the tracker with its settings from the environment filled in."""
         require(self.name, "wandb", "wandb")
         kept = self.directory or directory
         if not kept:
@@ -80,7 +80,7 @@ class _WandBSession(TrackerSession):
         directory = os.fspath(settings.directory or run.directory)
         os.makedirs(directory, exist_ok=True)
         self.id = run.id or run.key
-        # W&B's process writes its file a little later than log() returns, so the file says what has arrived.
+        # W&B's process writes its file a little later than log() returns, so the file shows which points have arrived.
         in_files = newest_step(Path(directory, "wandb"), self.id)
         self._run = wandb.init(
             project=settings.project,
@@ -106,7 +106,7 @@ class _WandBSession(TrackerSession):
             self._run.log({**point.numbers, "_timestamp": point.time}, step=point.step, commit=True)
 
     def finish(self, ending: RunEnding) -> None:
-        """Record the end in the summary; W&B's process writes and sends what it has."""
+        """Record the end in the summary; W&B's process writes and sends its points."""
         told = {
             "powertrain/state": ending.state,
             "powertrain/reason": ending.reason,
@@ -116,7 +116,7 @@ class _WandBSession(TrackerSession):
         self._run.finish(exit_code=_EXIT_CODES.get(ending.state, 1))
 
     def close(self) -> None:
-        """Have W&B's process write what it has. Again is fine."""
+        """Make W&B's process flush its points. Idempotent."""
         self._run.finish()
 
 

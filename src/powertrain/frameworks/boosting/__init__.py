@@ -1,1 +1,1 @@
-"""Boosted trees: what the packages of XGBoost and LightGBM are made of."""
+"""Boosted trees: the common part of the XGBoost and LightGBM packages."""

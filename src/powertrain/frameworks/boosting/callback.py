@@ -87,7 +87,7 @@ class BoosterReporting:
 
     def _report(self, evaluations: Mapping[str, Any], model: Any, iteration: int, is_last: bool) -> None:
         """Report an iteration, counted from 0, and save the model where that is due."""
-        # The models of a cross-validation cannot be saved, so the run is not asked whether it wants one.
+        # The models of a cross-validation cannot be saved, so checkpoint requests of the run are ignored.
         is_wanted = hasattr(model, "save_model") and context.should_checkpoint()
         is_due = is_wanted or (self._frequency > 0 and (iteration + 1) % self._frequency == 0)
         self._last_metrics = self._choose(evaluations)
@@ -102,7 +102,7 @@ class BoosterReporting:
             self._send(self._last_metrics, model, True)
 
     def _choose(self, evaluations: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is reported of the evaluations of an iteration, by the library's "dataset-metric"."""
+        """Return the reported metrics of an iteration's evaluations, by the library's "dataset-metric"."""
         chosen = dict(evaluations)
         if self._names is not None:
             if missing := [name for name in self._names.values() if name not in evaluations]:

@@ -22,7 +22,7 @@ _MOST_ROUNDS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to train, as data: the values that a run of a trainer without a training function is made of."""
+    """The training as data: the values of a run of a trainer without a training function."""
 
     #: The library's own parameters.
     params: dict[str, Any]
@@ -31,7 +31,7 @@ class Recipe:
     rounds: int
     #: Names of the datasets, the one to train on first.
     datasets: tuple[str, ...]
-    #: How often checkpoints are saved, and whether one is at the end.
+    #: The interval of checkpoints, and whether one is saved at the end.
     frequency: int = 0
     saves_at_end: bool = True
     #: Further arguments of the library's ``train``.

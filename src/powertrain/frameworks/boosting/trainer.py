@@ -1,4 +1,4 @@
-"""What XGBoostTrainer and LightGBMTrainer share."""
+"""The common part of XGBoostTrainer and LightGBMTrainer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class BoosterTrainer(DataParallelTrainer):
 
     @staticmethod
     def _usual_dataset_config() -> Any:
-        """How datasets are divided without a training function where nothing is said of it; None for evenly."""
+        """Return the default division of datasets without a training function; None for evenly."""
         return None
 
     @classmethod
