@@ -313,7 +313,7 @@ def be_brief_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a run tries storage several more times."""
     monkeypatch.setattr(lease, "_RELEASE_SECONDS", 1.0)
     monkeypatch.setattr(lease, "BEAT_INTERVAL_S", 1.0)
-    monkeypatch.setattr(shipping, "_PUT_SECONDS", 1.0)
+    monkeypatch.setattr(shipping, "_PUT_TIMEOUT_S", 1.0)
 
 
 def test_fit_returns_at_the_deadline_and_says_where_the_files_are(
