@@ -60,15 +60,13 @@ def tables_by_tasks(plan: Plan) -> Generator[pa.Table, None, None]:
     begun = (
         task.remote(shared, job, size, first, min(each, steps - first)) for first in range(0, steps, each)
     )
+    # A reader that stops early leaves these few to end by themselves. Cancelling them could end the driver: Ray's core
+    # aborts the process when the reply of a task arrives while it is being cancelled (its issue 54846).
     under_way: deque[Any] = deque(itertools.islice(begun, _AHEAD_PER_CPU * cpus))
-    try:
-        while under_way:
-            yield from _fetched(ray, under_way[0])
-            under_way.popleft()
-            under_way.extend(itertools.islice(begun, 1))
-    finally:
-        for left in under_way:
-            ray.cancel(left)
+    while under_way:
+        yield from _fetched(ray, under_way[0])
+        under_way.popleft()
+        under_way.extend(itertools.islice(begun, 1))
 
 
 def connected_ray(what: str) -> Any:
