@@ -69,6 +69,7 @@ class PackageClass(type):
         return cls._built[key]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an instance of the class for the package in use."""
         return cls.concrete()(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:

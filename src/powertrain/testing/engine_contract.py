@@ -1,4 +1,6 @@
-"""What every engine must keep, as tests. Subclass one of the two classes and give it an ``engine``::
+"""Contract of every engine, as tests. Subclass one of the two classes and give it an ``engine``.
+
+Example::
 
     class TestMyEngine(EngineContract):
         @pytest.fixture

@@ -73,8 +73,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step", forbid_unknown
 
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True, tag="boundary", forbid_unknown_fields=True):
-    """The ``number``-th step of a process towards storage that is as described. Patterns are those of a shell; "*" is
-    anything."""
+    """The ``number``-th step of a process towards storage that is as described.
+
+    Patterns are those of a shell; "*" is anything.
+    """
 
     #: Which process: "controller", "uploader", "rank-0".
     role: str = "*"

@@ -1,6 +1,7 @@
 """A trial of a sweep: one configuration, and what its run has reported so far.
 
-Values without effects; only :attr:`Trial.checkpoint` looks into the storage."""
+Values without effects; only :attr:`Trial.checkpoint` looks into the storage.
+"""
 
 from __future__ import annotations
 

@@ -57,14 +57,22 @@ class _MarkedStep:
 
 
 def trace_step(model: Any = None) -> Any:
-    """Mark the code within as one training step, from ``zero_grad`` to ``optimizer.step``::
+    """Mark the code within as one training step, from ``zero_grad`` to ``optimizer.step``.
+
+    Also a decorator of a function that makes one step. A step that raises is not counted; its time is part of the next
+    one.
+
+    Args:
+        model: The model; its device and its exchange of gradients are then known from the first step on.
+
+    Returns:
+        A context manager, which is a decorator too.
+
+    Example::
 
         for batch in loader:
             with trace_step(model):
                 ...
-
-    Also a decorator of a function that makes one step. With ``model`` its device and its exchange of gradients are
-    known from the first step on. A step that raises is not counted; what it took is part of the next one.
     """
     if inspect.isroutine(model):
         return _MarkedStep(None)(model)
@@ -208,10 +216,18 @@ class _TimedLoss:
 
 
 def wrap_backward(loss_or_function: Any) -> Any:
-    """Something whose ``backward`` counts as backward; or, of a function, the function doing so itself::
+    """Return a loss whose ``backward`` is recorded as the backward phase; or, for a function, a function that is.
 
-    wrap_backward(loss).backward()
-    wrap_backward(accelerator.backward)(loss)
+    Args:
+        loss_or_function: A loss, or a function that runs the backward pass.
+
+    Returns:
+        The loss or function to use in its place.
+
+    Example::
+
+        wrap_backward(loss).backward()
+        wrap_backward(accelerator.backward)(loss)
     """
     if callable(getattr(loss_or_function, "backward", None)):
         return _TimedLoss(loss_or_function)

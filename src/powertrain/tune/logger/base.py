@@ -83,8 +83,10 @@ class FileLogger(LoggerCallback):
         self._is_absence_said = False
 
     def directory_of(self, trial: Trial) -> Path | None:
-        """Return the directory of a trial, which is made where it is missing; None for a trial on another file system,
-        which is said once."""
+        """Return the directory of a trial, which is made where it is missing.
+
+        None for a trial on another file system, with one warning.
+        """
         if not trial.path:
             return None  # it has not been placed anywhere
         is_address = trial.path.startswith(("file:///", "file://localhost/"))
@@ -134,8 +136,10 @@ def pretty_print(result: Mapping[str, Any], exclude: Collection[str] | None = No
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON; what JSON has no form for is written as text. NaN and infinities are written as Python
-    and pandas read them: ``NaN``, ``Infinity``."""
+    """Return a value as JSON; values for which JSON has no form are written as text.
+
+    NaN and infinities are written as Python and pandas read them: ``NaN``, ``Infinity``.
+    """
     return json.dumps(_with_text_keys(value), indent=indent, default=_fallback)
 
 

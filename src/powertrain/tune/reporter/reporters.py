@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 
 class ProgressReporter:
-    """Base class of reporters. The sweep calls :meth:`setup` once, then asks :meth:`should_report` after whatever
-    happens, and calls :meth:`report` where that is True."""
+    """Base class of reporters.
+
+    The sweep calls :meth:`setup` once, then :meth:`should_report` after each event, and :meth:`report` where that is
+    True.
+    """
 
     def setup(
         self,

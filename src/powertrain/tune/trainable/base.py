@@ -44,12 +44,24 @@ class TrainingResult:
 
 
 class Trainable:
-    """The class form of a trial. Subclasses define :meth:`setup`, :meth:`step`, :meth:`save_checkpoint` and
-    :meth:`load_checkpoint`.
+    """The class form of a trial.
+
+    Subclasses define :meth:`setup`, :meth:`step`, :meth:`save_checkpoint` and :meth:`load_checkpoint`.
 
     Args:
         config: The configuration of the trial.
         storage: Accepted for compatibility; no effect.
+
+    Example::
+
+        class Search(tune.Trainable):
+            def setup(self, config):
+                self.x = config["x"]
+
+            def step(self):
+                return {"loss": self.x**2}
+
+        tune.Tuner(Search, param_space={"x": tune.uniform(-1, 1)}).fit()
     """
 
     def __init__(self, config: dict[str, Any] | None = None, storage: Any = None) -> None:
@@ -164,8 +176,10 @@ class Trainable:
 
     @property
     def logdir(self) -> str:
-        """A directory for files of the trial: that of its run where this is on this machine; otherwise a temporary one,
-        which :meth:`stop` removes."""
+        """A directory for files of the trial.
+
+        That of its run where this is on this machine; otherwise a temporary one, which :meth:`stop` removes.
+        """
         if not self._logdir:
             directory = context.get_context().get_trial_dir() if session.in_worker() else ""
             self._is_logdir_own = not directory or "://" in directory

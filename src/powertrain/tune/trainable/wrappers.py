@@ -61,8 +61,11 @@ def with_resources(trainable: _T, resources: Any) -> _T:
 
 
 def request_of(trainable: Any) -> Request | None:
-    """Return the request of a trainable as it was made: a ``PlacementGroupFactory``, a ``ScalingConfig`` or a function
-    of the configuration; None for a trainable that says nothing."""
+    """Return the request of a trainable as it was made.
+
+    A ``PlacementGroupFactory``, a ``ScalingConfig`` or a function of the configuration; None for a trainable that makes
+    no request.
+    """
     held = getattr(trainable, _ATTRIBUTE, None)
     if isinstance(held, _Held):
         return held.request
