@@ -172,10 +172,18 @@ class WorkerFailedError(PowertrainError):
 class TrainingFailedError(PowertrainError):
     """``fit`` ended in failure.
 
-    ``worker_failures`` maps each failed rank to what it raised, the first failing rank first: an exception of the same
-    class where it can be rebuilt in this process, else a :class:`WorkerFailedError` whose class has the same name. The
-    ``failure`` of each says more (``rank``, ``kind``, ``file``, ``line``, ``traceback``, ...).
-    ``result`` is the partial :class:`~powertrain.Result`: metrics and checkpoints up to the failure.
+    Attributes:
+        worker_failures: The exception of each failed rank, the first failing rank first: one of the same class where it
+            can be rebuilt in this process, else a :class:`WorkerFailedError` whose class has the same name. The
+            ``failure`` of each says more (``rank``, ``kind``, ``file``, ``line``, ``traceback``, ...).
+        result: The partial :class:`~powertrain.Result`: metrics and checkpoints up to the failure.
+
+    Example::
+
+        try:
+            trainer.fit()
+        except TrainingFailedError as error:
+            print(error.worker_failures, error.result.checkpoint)
     """
 
     def __init__(
@@ -243,8 +251,11 @@ class PreemptionError(PowertrainError):
 class PreemptedError(PreemptionError, SystemExit):
     """``fit`` ended because this process, or too many ranks, will be taken away; the run can be resumed.
 
-    Nobody need catch it: the script then ends as a process does that was asked to by SIGTERM, with exit code 143, and
-    whoever schedules it starts it again. ``result`` is the partial :class:`~powertrain.Result`.
+    It need not be caught: the script then ends as a process does that receives SIGTERM, with exit code 143, and its
+    scheduler starts it again.
+
+    Attributes:
+        result: The partial :class:`~powertrain.Result`.
     """
 
     def __init__(self, message: str, result: Any = None) -> None:

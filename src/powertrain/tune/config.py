@@ -90,7 +90,14 @@ def _function(value: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class TuneConfig(Config):
-    """How a sweep searches."""
+    """How a sweep searches.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value.
+
+    Example::
+
+        tune.Tuner(train, tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=16))
+    """
 
     mode: str | list[str] | None = option(None, optional(_mode))
     """Whether the metric is to be small ("min") or large ("max"); a list for several objectives."""

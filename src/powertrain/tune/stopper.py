@@ -27,7 +27,19 @@ _MOST = 2**62
 
 
 class Stopper:
-    """Base class of stoppers. Subclasses define both methods."""
+    """Base class of stoppers. Subclasses define both methods.
+
+    Example::
+
+        class Enough(tune.Stopper):
+            def __call__(self, trial_id, result):
+                return result["accuracy"] > 0.99
+
+            def stop_all(self):
+                return False
+
+        tune.Tuner(train, run_config=RunConfig(stop=Enough()))
+    """
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return whether a trial ends after a report.
@@ -63,6 +75,10 @@ class MaximumIterationStopper(NoopStopper):
 
     Args:
         max_iter: How many reports a trial makes.
+
+    Example::
+
+        tune.Tuner(train, run_config=RunConfig(stop=MaximumIterationStopper(100)))
     """
 
     def __init__(self, max_iter: int) -> None:
@@ -84,6 +100,10 @@ class FunctionStopper(NoopStopper):
 
     Args:
         function: Called with the id of a trial and its report.
+
+    Example::
+
+        RunConfig(stop=FunctionStopper(lambda trial_id, result: result["loss"] < 0.01))
     """
 
     def __init__(self, function: Callable[[str, dict[str, Any]], bool]) -> None:
@@ -157,6 +177,10 @@ class TrialPlateauStopper(NoopStopper):
         metric_threshold: A value that the metric must have reached first: at most this for mode "min", at least
             this for mode "max".
         mode: "min" or "max"; only needed with ``metric_threshold``.
+
+    Example::
+
+        RunConfig(stop=TrialPlateauStopper("loss", std=0.001, num_results=10))
     """
 
     def __init__(
@@ -211,6 +235,10 @@ class ExperimentPlateauStopper(Stopper):
         top: How many of the best results are compared.
         mode: "min" or "max".
         patience: How many reports the plateau must last.
+
+    Example::
+
+        RunConfig(stop=ExperimentPlateauStopper("loss", std=0.001, mode="min"))
     """
 
     def __init__(
@@ -250,6 +278,10 @@ class TimeoutStopper(NoopStopper):
     Args:
         timeout: Seconds, or a ``datetime.timedelta``.
         clock: Returns the time in seconds.
+
+    Example::
+
+        RunConfig(stop=TimeoutStopper(datetime.timedelta(hours=2)))
     """
 
     def __init__(self, timeout: float | timedelta, clock: Callable[[], float] = time.monotonic) -> None:
@@ -286,6 +318,10 @@ class CombinedStopper(Stopper):
 
     Args:
         *stoppers: The stoppers.
+
+    Example::
+
+        RunConfig(stop=CombinedStopper(MaximumIterationStopper(100), TimeoutStopper(3600)))
     """
 
     def __init__(self, *stoppers: Stopper) -> None:

@@ -147,7 +147,19 @@ def _is_made_here(loader: Any, batches: Any) -> bool:
 
 
 def wrap_dataloader_fetch(iterable: Any) -> Any:
-    """``iterable``, a loader or an iterator of any kind; the time its ``next`` takes counts as waiting for input."""
+    """Return the loader with its ``next`` recorded as waiting for input.
+
+    Args:
+        iterable: A loader or an iterator of any kind.
+
+    Returns:
+        The loader or iterator to use in its place.
+
+    Example::
+
+        for batch in wrap_dataloader_fetch(loader):
+            ...
+    """
     if hasattr(iterable, "__next__"):
         return _TimedIterator(iterable, _is_made_here(iterable, iterable))
     if hasattr(iterable, "__iter__"):
@@ -188,7 +200,18 @@ class _TimedForward:
 
 
 def wrap_forward(model: Thing) -> Thing:
-    """``model`` itself; calls of it, also of ``model.forward`` directly, count as forward. Twice is once."""
+    """Record calls of a model, also of ``model.forward`` directly, as the forward phase. A second call changes nothing.
+
+    Args:
+        model: A ``torch.nn.Module``.
+
+    Returns:
+        The model itself.
+
+    Example::
+
+        model = wrap_forward(model)
+    """
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -243,7 +266,20 @@ def wrap_backward(loss_or_function: Any) -> Any:
 
 
 def wrap_optimizer(optimizer: Thing) -> Thing:
-    """``optimizer`` itself; its steps count as such, and end steps of the loop unless it marks them. Twice is once."""
+    """Record the steps of an optimizer; they also end steps of a loop that does not mark its own.
+
+    A second call changes nothing.
+
+    Args:
+        optimizer: An optimizer, or an object with a ``step`` method.
+
+    Returns:
+        The optimizer itself.
+
+    Example::
+
+        optimizer = wrap_optimizer(torch.optim.AdamW(model.parameters()))
+    """
     from torch.optim import Optimizer
 
     if isinstance(optimizer, Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):

@@ -21,7 +21,16 @@ logger = module_logger(__name__)
 
 
 class LoggerCallback(Callback):
-    """Base class of loggers. Subclasses define the ``log_trial_...`` methods that they need."""
+    """Base class of loggers. Subclasses define the ``log_trial_...`` methods that they need.
+
+    Example::
+
+        class Log(LoggerCallback):
+            def log_trial_result(self, iteration, trial, result):
+                print(trial, result)
+
+        tune.Tuner(train, run_config=RunConfig(callbacks=[Log()]))
+    """
 
     def log_trial_start(self, trial: Trial) -> None:
         """Take notice of a trial that was started."""
@@ -126,6 +135,10 @@ def pretty_print(result: Mapping[str, Any], exclude: Collection[str] | None = No
     Args:
         result: The report.
         exclude: Entries to leave out.
+
+    Example::
+
+        print(pretty_print(trainable.train()))
     """
     import yaml
 

@@ -70,7 +70,7 @@ class ProgressReporter:
 
 
 class TuneReporterBase(ProgressReporter):
-    """What the reporters for terminals and notebooks have in common.
+    """Common base of the reporters for terminals and notebooks.
 
     Args:
         metric_columns: Metrics to show, or a dict of what each is shown as. By default ``metric`` and the first others.
@@ -229,7 +229,12 @@ class TuneReporterBase(ProgressReporter):
 
 
 class CLIReporter(TuneReporterBase):
-    """Prints the progress of a sweep to standard output. Arguments as for :class:`TuneReporterBase`."""
+    """Prints the progress of a sweep to standard output. Arguments as for :class:`TuneReporterBase`.
+
+    Example::
+
+        RunConfig(progress_reporter=CLIReporter(metric_columns=["loss", "accuracy"]))
+    """
 
     def report(self, trials: list[Trial], done: bool, *sys_info: str) -> None:
         """Print the progress."""
@@ -247,6 +252,10 @@ class JupyterNotebookReporter(TuneReporterBase):
     Args:
         overwrite: Whether what the cell has shown before is removed first.
         **kwargs: As for :class:`TuneReporterBase`.
+
+    Example::
+
+        RunConfig(progress_reporter=JupyterNotebookReporter(max_progress_rows=10))
     """
 
     def __init__(self, *, overwrite: bool = True, **kwargs: Any) -> None:

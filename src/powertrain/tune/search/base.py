@@ -30,6 +30,16 @@ class Searcher:
 
     Raises:
         ConfigError: ``mode`` is neither, or there are not as many modes as metrics.
+
+    Example::
+
+        class Halving(tune.search.Searcher):
+            def suggest(self, trial_id):
+                self.lr = getattr(self, "lr", 1.0) / 2
+                return {"lr": self.lr}
+
+            def on_trial_complete(self, trial_id, result=None, error=False):
+                pass
     """
 
     FINISHED = FINISHED

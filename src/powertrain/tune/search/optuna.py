@@ -105,6 +105,10 @@ class OptunaSearch(Searcher):
 
     Raises:
         ConfigError: An argument cannot be used, or Optuna is not installed.
+
+    Example::
+
+        tune.TuneConfig(search_alg=OptunaSearch(seed=1), metric="loss", mode="min", num_samples=16)
     """
 
     needs_metric = True

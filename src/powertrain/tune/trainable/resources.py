@@ -30,6 +30,10 @@ class PlacementGroupFactory:
 
     Raises:
         ConfigError: There are no resources in the bundles, or no such strategy.
+
+    Example::
+
+        tune.with_resources(train, tune.PlacementGroupFactory([{"CPU": 1}, {"CPU": 2, "GPU": 1}]))
     """
 
     def __init__(

@@ -31,6 +31,10 @@ def with_parameters(trainable: _T, **kwargs: Any) -> _T:
 
     Raises:
         ConfigError: The trainable is neither, or does not take these arguments.
+
+    Example::
+
+        tune.Tuner(tune.with_parameters(train, data=dataset), param_space={"lr": tune.loguniform(1e-4, 1e-1)})
     """
     _check_trainable(trainable, "with_parameters")
     if is_trainable_class(trainable):
@@ -50,6 +54,10 @@ def with_resources(trainable: _T, resources: Any) -> _T:
 
     Raises:
         ConfigError: The trainable is neither, or the resources are none of these.
+
+    Example::
+
+        tune.Tuner(tune.with_resources(train, {"cpu": 2, "gpu": 0.5}))
     """
     _check_trainable(trainable, "with_resources")
     request = as_request(resources)
