@@ -71,7 +71,7 @@ class ArgumentError(ConfigError, TypeError):
 
 
 class ResourceError(PowertrainError):
-    """The machine or cluster does not have what was asked for."""
+    """The machine or cluster does not have the requested resources."""
 
 
 class StorageError(PowertrainError):
@@ -113,7 +113,7 @@ class DataChangedError(DataError):
 
 
 class ReportError(PowertrainError, ValueError):
-    """``report`` was handed something it cannot keep."""
+    """``report`` was given a value or an option that it cannot use."""
 
 
 class OutsideWorkerError(PowertrainError, RuntimeError):
@@ -227,7 +227,7 @@ class TuneError(PowertrainError):
 
 
 class TrialFailedError(TuneError):
-    """A trial of a sweep has failed, in a process that is gone: its message is what the sweep kept of it."""
+    """A trial of a sweep has failed, in a process that is gone. The message is the one that the sweep has recorded."""
 
 
 class PreemptionError(PowertrainError):

@@ -1,4 +1,4 @@
-"""Which Lightning a program uses: ``lightning`` and ``pytorch_lightning`` have classes of their own each.
+"""The Lightning that a program uses: ``lightning`` and ``pytorch_lightning`` have classes of their own each.
 
 A Trainer takes only strategies and plugins that are derived from classes of its own package, and ``pip install
 lightning`` installs both packages. So the classes here choose their bases when they are first used, after the program

@@ -52,7 +52,7 @@ _READ_WITHIN = 60.0
 
 
 class Result:
-    """How a run ended, and its results. Large parts are read from the run's directory on access.
+    """The end and the results of a run. Large parts are read from the run's directory on access.
 
     Attributes:
         metrics: Exactly the dict that rank 0 reported last; None when it never did.

@@ -72,7 +72,7 @@ class ClaimOf:
 
 
 class Stage:
-    """An engine that has been started, and everything it has said."""
+    """An engine that has been started, and all its events."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -142,7 +142,7 @@ HOOKS = frozenset(name for name in vars(Callback) if name == "setup" or name.sta
 
 
 class CallbackList:
-    """Calls each callback in turn and survives what they raise.
+    """Calls each callback in turn and survives their exceptions.
 
     Args:
         callbacks: The callbacks. One that has no method of the name of a hook is passed over.

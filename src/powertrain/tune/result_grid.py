@@ -107,17 +107,17 @@ class ResultGrid:
 
     @property
     def errors(self) -> list[BaseException]:
-        """What the failed trials raised."""
+        """The exceptions of the failed trials."""
         return [self._error(trial) for trial in self.trials if trial.status == tr.ERROR]
 
     @property
     def num_errors(self) -> int:
-        """How many trials have failed."""
+        """The number of failed trials."""
         return sum(trial.status == tr.ERROR for trial in self.trials)
 
     @property
     def num_terminated(self) -> int:
-        """How many trials have ended well, or were stopped early."""
+        """The number of trials that have ended well, or were stopped early."""
         return sum(trial.status == tr.TERMINATED for trial in self.trials)
 
     def get_best_result(

@@ -1,4 +1,4 @@
-"""When trials, or the whole sweep, end early: ``RunConfig(stop=...)``.
+"""Early ends of trials, or of the whole sweep: ``RunConfig(stop=...)``.
 
 A stopper is called once for each report, in the order in which the sweep receives them. After a restart the sweep makes
 a new one and repeats the recorded calls, so a stopper that only looks at its calls continues where it was. ``stop_all``
@@ -51,11 +51,15 @@ class Stopper:
         raise NotImplementedError
 
     def stop_all(self) -> bool:
-        """Return whether all trials end and no more are started. Asked after each report and twice a second."""
+        """Return whether all trials end and no more are started. Called after each report and twice a second."""
         raise NotImplementedError
 
     def forget(self, trial_id: str) -> None:
-        """Take notice of a failed trial that begins anew, as if it had never reported."""
+        """Forget the reports of a failed trial that begins anew.
+
+        Args:
+            trial_id: The trial.
+        """
 
 
 class NoopStopper(Stopper):

@@ -157,7 +157,7 @@ class Trial:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it has nothing left to do."""
+        """True where it has nothing left to do."""
         return self.status in ENDED
 
     def add_report(self, result: Mapping[str, Any]) -> bool:

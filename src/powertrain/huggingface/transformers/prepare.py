@@ -54,7 +54,7 @@ def prepare_trainer(trainer: Any) -> Any:
 
 
 class PreparedTrainer:
-    """What is put before the class of a prepared Trainer."""
+    """The overrides of a prepared Trainer; they come before its class."""
 
     #: Set by this class and by transformers.Trainer.
     args: Any

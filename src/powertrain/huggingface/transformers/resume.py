@@ -1,4 +1,4 @@
-"""Where a Trainer's ``train(resume_from_checkpoint=...)`` begins in a worker."""
+"""The start of a Trainer's ``train(resume_from_checkpoint=...)`` in a worker."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class TuneCallback(_LightningCallback):  # type: ignore[misc]
         self._handle(trainer=trainer, pl_module=pl_module)
 
     def _handle(self, trainer: Any, pl_module: Any) -> None:
-        """Do what the callback is for."""
+        """Handle one of the chosen hooks."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""What loggers of trials have in common: their hooks, and where their files lie."""
+"""Common part of the loggers of trials: their hooks, and the places of their files."""
 
 from __future__ import annotations
 
@@ -33,16 +33,28 @@ class LoggerCallback(Callback):
     """
 
     def log_trial_start(self, trial: Trial) -> None:
-        """Take notice of a trial that was started."""
+        """Handle a trial that was started.
+
+        Args:
+            trial: The trial.
+        """
 
     def log_trial_restore(self, trial: Trial) -> None:
-        """Take notice of a trial that continues from a checkpoint."""
+        """Handle a trial that continues from a checkpoint.
+
+        Args:
+            trial: The trial.
+        """
 
     def log_trial_save(self, trial: Trial) -> None:
-        """Take notice of a trial that has saved a checkpoint."""
+        """Handle a trial that has saved a checkpoint.
+
+        Args:
+            trial: The trial.
+        """
 
     def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
-        """Take notice of a report.
+        """Handle a report.
 
         Args:
             iteration: How many rounds of work the sweep has done.
@@ -51,7 +63,7 @@ class LoggerCallback(Callback):
         """
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
-        """Take notice of a trial that ended.
+        """Handle a trial that ended.
 
         Args:
             trial: The trial.

@@ -39,7 +39,7 @@ class ProgressReporter:
         mode: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take what is known when a sweep begins.
+        """Prepare for a sweep.
 
         Args:
             start_time: When it began (``time.time()``).
@@ -187,7 +187,7 @@ class TuneReporterBase(ProgressReporter):
     def renderables(
         self, trials: list[Trial], done: bool, *sys_info: str, width: int | None = None
     ) -> list[RenderableType]:
-        """Return what a report shows: the summary line, the lines about the machine, and the tables.
+        """Return the parts of a report: the summary line, the lines about the machine, and the tables.
 
         Args:
             trials: The trials so far.
@@ -268,7 +268,7 @@ class JupyterNotebookReporter(TuneReporterBase):
         self.display(self._as_html(self.renderables(trials, done, *sys_info)))
 
     def display(self, string: str) -> None:
-        """Show HTML in place of what was shown before.
+        """Show HTML in place of the previous report.
 
         Raises:
             ConfigError: IPython is not installed.

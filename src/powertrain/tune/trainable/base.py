@@ -37,7 +37,7 @@ _COUNTERS = "powertrain_trainable"
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What :meth:`Trainable.save` returns: a checkpoint, and the newest result at that moment."""
+    """The value of :meth:`Trainable.save`: a checkpoint, and the newest result at that moment."""
 
     checkpoint: Checkpoint
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -127,19 +127,23 @@ class Trainable:
         """Release what :meth:`setup` took. Called once, also after an error."""
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Take notice of a result, in the process of the trial.
+        """Handle a result, in the process of the trial.
 
         Args:
             result: The metrics of :meth:`step`, with the entries that :meth:`train` adds.
         """
 
     def _export_model(self, export_formats: list[str], export_dir: str) -> dict[str, Any]:
-        """Write the model in other formats; returns what was written by format."""
+        """Write the model in other formats; return the paths by format."""
         return {}
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory | None:
-        """Return what a trial with this configuration needs; None for one CPU."""
+        """Return the resources of a trial with this configuration; None for one CPU.
+
+        Args:
+            config: The configuration.
+        """
         return None
 
     @classmethod
@@ -151,7 +155,7 @@ class Trainable:
 
     @property
     def iteration(self) -> int:
-        """How many times :meth:`train` has returned, those before a restart included."""
+        """The number of times that :meth:`train` has returned, those before a restart included."""
         return self._iteration
 
     @property
@@ -171,7 +175,7 @@ class Trainable:
 
     @property
     def trial_resources(self) -> dict[str, float] | None:
-        """What the trial was given, by resource name; None outside a sweep."""
+        """The resources of the trial, by name; None outside a sweep."""
         return context.get_context().get_trial_resources() if session.in_worker() else None
 
     @property

@@ -1,4 +1,4 @@
-"""What a trainable brings with it: parameters that are no part of the space, and the resources of its trials."""
+"""Additions to a trainable: parameters that are no part of the space, and the resources of its trials."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def with_parameters(trainable: _T, **kwargs: Any) -> _T:
 
 
 def with_resources(trainable: _T, resources: Any) -> _T:
-    """Return a trainable whose trials ask for these resources. The one that was given stays as it is.
+    """Return a trainable whose trials request these resources. The given one stays as it is.
 
     Args:
         trainable: A function, or a class derived from ``Trainable``.
@@ -91,7 +91,7 @@ def request_of(trainable: Any) -> Request | None:
 def resources_of(
     trainable: Any,
 ) -> dict[str, float] | Callable[[dict[str, Any]], dict[str, float]] | None:
-    """Return what a trial of a trainable needs, as sums by resource name.
+    """Return the resources of a trial of a trainable, as sums by name.
 
     Returns:
         The amounts, such as ``{"CPU": 2.0, "GPU": 0.5}``; a function of the configuration where they depend on it; None
