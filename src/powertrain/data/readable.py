@@ -225,7 +225,7 @@ class ReadableDataset:
             prefetch_batches: Batches to prepare ahead.
             batch_size: Rows of a batch.
             dtypes: A type for all tensors, or a dict from column to type; None keeps those of the data.
-            device: The device of the tensors.
+            device: The device of the tensors; "auto" is the CPU.
             collate_fn: Makes the batch instead: see :mod:`powertrain.data.collate_fn`.
             drop_last: As for :meth:`iter_batches`.
             local_shuffle_buffer_size: As for :meth:`iter_batches`.

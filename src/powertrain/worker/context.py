@@ -95,7 +95,7 @@ def report(
             run keeps plain forms. A value that cannot be kept is left out with one warning, and never ends the
             training.
         checkpoint: The checkpoint of this rank; None for a row without one, or where the state is registered.
-        checkpoint_dir_name: The name of the checkpoint's directory in the run's directory; by default it has the row.
+        checkpoint_dir_name: The name of the checkpoint's directory in the run's directory; by default of its row.
         checkpoint_upload_mode: SYNC also waits for the commit; NO_UPLOAD means that the files are in a lasting place
             already. ASYNC, the default, does not wait; given explicitly it gives the directory away, as the next
             argument.
