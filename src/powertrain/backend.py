@@ -38,30 +38,43 @@ TORCH_PRELOAD = (
 
 @dataclass(frozen=True)
 class WorkerMetadata:
-    """The location of a worker, under the names that Ray Train's backends read."""
+    """The location of a worker, under the names that Ray Train's backends read.
+
+    Attributes:
+        node_id: The id of the worker's node.
+        node_ip: The address under which other nodes of the run reach the worker's node.
+        hostname: The name of the node.
+        pid: The process id of the worker.
+        gpu_ids: The GPUs the worker may use, as its node numbers them.
+    """
 
     node_id: str
-    #: The address under which other nodes of the run reach the worker's node.
     node_ip: str
     hostname: str
     pid: int
-    #: The GPUs the worker may use, as its node numbers them.
     gpu_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Worker:
-    """One rank of the group."""
+    """One rank of the group.
+
+    Attributes:
+        rank: The rank, from 0, over all nodes.
+        metadata: The location of its process.
+    """
 
     rank: int
     metadata: WorkerMetadata
 
     @property
     def host(self) -> str:
+        """The name of the worker's node."""
         return self.metadata.hostname
 
     @property
     def pid(self) -> int:
+        """The process id of the worker."""
         return self.metadata.pid
 
 
@@ -71,40 +84,112 @@ class WorkerGroup(Protocol):
     A function is called in the worker's main thread, one after another in the order of the calls, before
     (or, from ``on_shutdown``, after) the user's function. An exception in a worker comes out of the call or
     of its future.
+
+    Example::
+
+        addresses = worker_group.execute(socket.gethostname)
+        worker_group.execute(os.environ.update, {"MASTER_ADDR": addresses[0]})
     """
 
     @property
-    def workers(self) -> Sequence[Worker]: ...
+    def workers(self) -> Sequence[Worker]:
+        """The workers, in rank order."""
 
     def __len__(self) -> int: ...
 
     def execute(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[T]:
-        """Call ``fn`` in every worker; the values in rank order."""
+        """Call ``fn`` in every worker, and wait for all.
+
+        Args:
+            fn: A function that can be pickled.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            The values that it returned, in rank order.
+
+        Raises:
+            Exception: The exception of a worker whose call raised.
+        """
 
     def execute_async(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> list[Future[T]]:
-        """As :meth:`execute`, without waiting."""
+        """Call ``fn`` in every worker, without waiting.
+
+        Args:
+            fn: A function that can be pickled.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            A future for each rank, in rank order.
+        """
 
     def execute_single(self, rank: int, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call ``fn`` in one worker."""
+        """Call ``fn`` in one worker, and wait for it.
+
+        Args:
+            rank: The rank of the worker.
+            fn: A function that can be pickled.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            The value that it returned.
+
+        Raises:
+            Exception: The exception of the call.
+        """
 
     def execute_single_async(self, rank: int, fn: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
-        """As :meth:`execute_single`, without waiting."""
+        """Call ``fn`` in one worker, without waiting.
+
+        Args:
+            rank: The rank of the worker.
+            fn: A function that can be pickled.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            A future of its value.
+        """
 
 
 class Backend:
-    """A framework's hooks in its workers. Override those that apply; the others do nothing."""
+    """A framework's hooks in its workers. Override those that apply; the others do nothing.
+
+    Example::
+
+        class ScanBackend(Backend):
+            def on_start(self, worker_group, backend_config):
+                worker_group.execute(connect, worker_group.workers[0].metadata.node_ip)
+    """
 
     #: Ray Train's. Without effect here: every worker sees all GPUs of the run on its node.
     share_cuda_visible_devices: bool = False
 
     def on_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
-        """Connect the workers. They are up; ``get_context`` works in them."""
+        """Connect the workers. They are up; ``get_context`` works in them.
+
+        Args:
+            worker_group: The workers of this attempt.
+            backend_config: The config that the trainer was given.
+        """
 
     def on_training_start(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
-        """Last preparations: the user's function is called next."""
+        """Make the last preparations: the user's function is called next.
+
+        Args:
+            worker_group: The workers of this attempt.
+            backend_config: The config that the trainer was given.
+        """
 
     def on_shutdown(self, worker_group: WorkerGroup, backend_config: BackendConfig) -> None:
-        """Disconnect the workers. Some may be gone, or stuck."""
+        """Disconnect the workers. Some may be gone, or stuck.
+
+        Args:
+            worker_group: The workers of this attempt.
+            backend_config: The config that the trainer was given.
+        """
 
 
 class BackendConfig:
@@ -112,6 +197,16 @@ class BackendConfig:
 
     It is a plain class, so a subclass may be anything: a dataclass, frozen or not, or one with its own
     ``__init__``.
+
+    Example::
+
+        @dataclass
+        class ScanConfig(BackendConfig):
+            port: int = 7000
+
+            @property
+            def backend_cls(self):
+                return ScanBackend
     """
 
     #: False where no worker needs torch: the process that workers are forked from then does not load it.

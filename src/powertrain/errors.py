@@ -71,7 +71,7 @@ class ArgumentError(ConfigError, TypeError):
 
 
 class ResourceError(PowertrainError):
-    """The machine or cluster does not have what was asked for."""
+    """The machine or cluster does not have the requested resources."""
 
 
 class StorageError(PowertrainError):
@@ -113,7 +113,7 @@ class DataChangedError(DataError):
 
 
 class ReportError(PowertrainError, ValueError):
-    """``report`` was handed something it cannot keep."""
+    """``report`` was given a value or an option that it cannot use."""
 
 
 class OutsideWorkerError(PowertrainError, RuntimeError):
@@ -172,10 +172,18 @@ class WorkerFailedError(PowertrainError):
 class TrainingFailedError(PowertrainError):
     """``fit`` ended in failure.
 
-    ``worker_failures`` maps each failed rank to what it raised, the first failing rank first: an exception of the same
-    class where it can be rebuilt in this process, else a :class:`WorkerFailedError` whose class has the same name. The
-    ``failure`` of each says more (``rank``, ``kind``, ``file``, ``line``, ``traceback``, ...).
-    ``result`` is the partial :class:`~powertrain.Result`: metrics and checkpoints up to the failure.
+    Attributes:
+        worker_failures: The exception of each failed rank, the first failing rank first: one of the same class where it
+            can be rebuilt in this process, else a :class:`WorkerFailedError` whose class has the same name. The
+            ``failure`` of each says more (``rank``, ``kind``, ``file``, ``line``, ``traceback``, ...).
+        result: The partial :class:`~powertrain.Result`: metrics and checkpoints up to the failure.
+
+    Example::
+
+        try:
+            trainer.fit()
+        except TrainingFailedError as error:
+            print(error.worker_failures, error.result.checkpoint)
     """
 
     def __init__(
@@ -219,7 +227,7 @@ class TuneError(PowertrainError):
 
 
 class TrialFailedError(TuneError):
-    """A trial of a sweep has failed, in a process that is gone: its message is what the sweep kept of it."""
+    """A trial of a sweep has failed, in a process that is gone. The message is the one that the sweep has recorded."""
 
 
 class PreemptionError(PowertrainError):
@@ -243,8 +251,11 @@ class PreemptionError(PowertrainError):
 class PreemptedError(PreemptionError, SystemExit):
     """``fit`` ended because this process, or too many ranks, will be taken away; the run can be resumed.
 
-    Nobody need catch it: the script then ends as a process does that was asked to by SIGTERM, with exit code 143, and
-    whoever schedules it starts it again. ``result`` is the partial :class:`~powertrain.Result`.
+    It need not be caught: the script then ends as a process does that receives SIGTERM, with exit code 143, and its
+    scheduler starts it again.
+
+    Attributes:
+        result: The partial :class:`~powertrain.Result`.
     """
 
     def __init__(self, message: str, result: Any = None) -> None:

@@ -68,13 +68,21 @@ def init(
     ignore_reinit_error: bool = False,
     **options: Any,
 ) -> None:
-    """Initialise with the options of ``ray.init``. With an address, or where ``RAY_ADDRESS`` names one, runs and tasks
-    go to that Ray cluster; without one there is nothing to connect to on one machine. ``"local"`` stays on this
-    machine.
+    """Initialise with the options of ``ray.init``. Runs and tasks go to the Ray cluster that is named, if one is.
 
-    ``resources`` declares custom resources of this machine. Other options describe a cluster to start; there is none
-    to start here, so they are accepted and have no part in a local run. A name that ``ray.init`` does not have is
-    refused.
+    Args:
+        address: The address of a Ray cluster, such as ``"auto"``; None for that of ``RAY_ADDRESS``, where it is set.
+            ``"local"`` stays on this machine.
+        resources: Custom resources of this machine, by name.
+        ignore_reinit_error: Accept a second call.
+        **options: Other options of ``ray.init``. They describe a cluster to start, and have no part in a local run.
+
+    Raises:
+        ConfigError: ``ray.init`` has no such option, a resource is not an amount, or this is the second call.
+
+    Example::
+
+        powertrain.init(resources={"licence": 2})
     """
     global _initialized, _on_ray, _connected_here, _stays_here
     if unknown := sorted(options.keys() - _OPTIONS_OF_A_CLUSTER):
@@ -104,8 +112,7 @@ def init(
 
 
 def _amounts(resources: Mapping[str, Any]) -> dict[str, float]:
-    """Return custom resources in the form that is published to the other processes; refuses values that are no
-    amount."""
+    """Return custom resources as amounts; raise :class:`ConfigError` for a value that is none."""
     for name, amount in resources.items():
         if name in ("CPU", "GPU"):
             raise ConfigError(
@@ -216,7 +223,7 @@ class RemoteFunction:
         return ObjectRef(cloudpickle.dumps((self._function, args, kwargs)), meaning.shape, title, meaning.env)
 
     def options(self, **options: Any) -> RemoteFunction:
-        """Return the same function with other options in place of those it has, and the rest of them."""
+        """Return the same function with these options of ``ray.remote`` in place of those it has."""
         return RemoteFunction(self._function, {**self._options, **options})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -228,13 +235,33 @@ class RemoteFunction:
         return self._of_ray
 
     def __call__(self, *_: Any, **__: Any) -> Any:
+        """Refuse a direct call: ``remote`` starts the task."""
         raise TypeError(
             f"{self.__name__} is a remote function: call {self.__name__}.remote(...) and powertrain.get() its value."
         )
 
 
 def remote(*arguments: Any, **options: Any) -> Any:
-    """Decorator: ``@remote`` or ``@remote(num_gpus=1, resources={...})``."""
+    """Make a function, or a class, remote: ``@remote`` or ``@remote(num_gpus=1, resources={...})``.
+
+    Args:
+        *arguments: The function or the class, where the decorator has no options.
+        **options: The options of ``ray.remote``.
+
+    Returns:
+        A :class:`RemoteFunction` or a :class:`RemoteClass`; with options, a decorator that makes one.
+
+    Raises:
+        ConfigError: ``ray.remote`` does not take an option.
+
+    Example::
+
+        @powertrain.remote(num_cpus=1)
+        def square(x):
+            return x * x
+
+        assert powertrain.get(square.remote(3)) == 9
+    """
     if len(arguments) == 1 and callable(arguments[0]) and not options:
         return _remote_function(arguments[0], {})
     if arguments:
@@ -265,7 +292,7 @@ class RemoteClass:
         self.__name__, self.__doc__ = kind.__name__, kind.__doc__
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Start an actor; returns at once, with an ``ActorHandle`` or, on a cluster, with Ray's."""
+        """Start an actor; return at once, with an ``ActorHandle`` or, on a cluster, with Ray's."""
         if is_on_ray():
             ray = _ray()
             of_ray = (ray.remote(**self._options) if self._options else ray.remote)(self._kind)
@@ -277,10 +304,11 @@ class RemoteClass:
         return actors.start(self._kind, values, named, meaning, declared_resources())
 
     def options(self, **options: Any) -> RemoteClass:
-        """Return the same class with other options in place of those it has, and the rest of them."""
+        """Return the same class with these options of ``ray.remote`` in place of those it has."""
         return RemoteClass(self._kind, {**self._options, **options})
 
     def __call__(self, *_: Any, **__: Any) -> Any:
+        """Refuse a direct call: ``remote`` starts an actor."""
         raise TypeError(f"{self.__name__} is a remote class: make an actor with {self.__name__}.remote(...).")
 
 
@@ -290,6 +318,9 @@ def kill(actor: Any, *, no_restart: bool = True) -> None:
     Args:
         actor: The handle that ``remote`` of a class has returned.
         no_restart: As in Ray, for actors of a cluster.
+
+    Raises:
+        ArgumentError: ``actor`` is not the handle of an actor.
     """
     from powertrain.calls import actors
 
@@ -306,6 +337,10 @@ def put(value: Any) -> Any:
 
     Args:
         value: Anything that can be pickled.
+
+    Example::
+
+        weights = powertrain.put(model.state_dict())
     """
     return _ray().put(value) if is_on_ray() else PutReference.of(value)
 
@@ -326,6 +361,10 @@ def wait(
 
     Raises:
         ArgumentError: ``refs`` is not a list of references, or ``num_returns`` is not between 1 and their number.
+
+    Example::
+
+        done, running = powertrain.wait(references, num_returns=1, timeout=10)
     """
     timeout = as_seconds(timeout, "wait(timeout=...)")
     if not isinstance(refs, Sequence) or isinstance(refs, (str, bytes)):
@@ -346,10 +385,22 @@ def wait(
 
 
 def get(refs: Any, *, timeout: float | None = None) -> Any:
-    """Return the value of a task, or the values of several, given references from ``remote`` or from Ray.
+    """Return the value of a task, or the values of several.
 
-    ``timeout`` is in seconds, for all of them together. Raises :class:`~powertrain.errors.TaskError` if one failed,
-    which is of the class of its exception too where this process has that; ``TimeoutError`` if one takes longer.
+    Args:
+        refs: A reference from ``remote``, :func:`put` or Ray, or a list of them.
+        timeout: Seconds to wait, for all of them together; None for no limit.
+
+    Returns:
+        The value; a list of values for a list of references.
+
+    Raises:
+        TaskError: A task failed. It is of the class of the task's exception too, where this process has that class.
+        TimeoutError: A task takes longer than ``timeout``.
+
+    Example::
+
+        squares = powertrain.get([square.remote(x) for x in range(4)])
     """
     timeout = as_seconds(timeout, "get(timeout=...)")
     if not isinstance(refs, Sequence) or isinstance(refs, (str, bytes, bytearray, memoryview, range)):

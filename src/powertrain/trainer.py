@@ -49,6 +49,26 @@ class DataParallelTrainer:
 
     Everything is checked here, before any process starts; then the process that workers are forked from begins to
     warm up, so that it is ready by the time ``fit`` needs it.
+
+    Args:
+        train_loop_per_worker: The training function, with one argument or none.
+        train_loop_config: Its argument, a dict.
+        backend_config: The framework of the workers, and its set-up.
+        scaling_config: The number of workers, their resources and the engine.
+        run_config: Name, storage and the other settings of the run.
+        datasets: Datasets by name, for ``get_dataset_shard``; or functions that return them.
+        dataset_config: Distribution of the datasets to ranks.
+        metadata: JSON values, for ``get_context().get_metadata()``.
+        resume_from_checkpoint: The checkpoint that a new run begins from.
+        validation_config: Validation of checkpoints beside the training.
+
+    Raises:
+        ConfigError: An argument has a wrong value.
+
+    Example::
+
+        trainer = DataParallelTrainer(train_func, scaling_config=ScalingConfig(num_workers=4))
+        result = trainer.fit()
     """
 
     #: The name of the argument for the backend's config.
@@ -131,8 +151,25 @@ class DataParallelTrainer:
     ) -> _TrainerT:
         """Return a trainer that continues the run at ``path``, which is ``storage_path/name``.
 
-        It is made as the run's own trainer was, with ``changes`` in place of the original arguments. The arguments kept
-        in the run are only used if this user wrote them on this machine; otherwise, give the function and configs.
+        It is made as the run's own trainer was. The arguments kept in the run are only used if this user wrote them on
+        this machine; otherwise, give the function and configs.
+
+        Args:
+            path: The run's directory.
+            train_loop_per_worker: The training function; None for the one kept in the run.
+            storage_filesystem: A pyarrow or fsspec file system that ``path`` is a path of.
+            **changes: Arguments of the trainer in place of the original ones.
+
+        Returns:
+            The trainer; ``fit`` continues the run.
+
+        Raises:
+            ConfigError: There is no run, or its arguments are not kept, or another user or machine wrote them.
+            StorageError: The run's directory cannot be read.
+
+        Example::
+
+            result = TorchTrainer.restore("~/powertrain_runs/digits").fit()
         """
         from powertrain.driver import blueprint
 
@@ -154,7 +191,19 @@ class DataParallelTrainer:
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
-        """Return True when there is a run at ``path`` that :meth:`restore` can continue."""
+        """Return True when there is a run at ``path`` that :meth:`restore` can continue.
+
+        Args:
+            path: The run's directory.
+            storage_filesystem: A pyarrow or fsspec file system that ``path`` is a path of.
+
+        Returns:
+            Whether there is one.
+
+        Example::
+
+            make = TorchTrainer.restore if TorchTrainer.can_restore(path) else new_trainer
+        """
         try:
             existing_run(path, storage_filesystem)
         except (ConfigError, StorageError, OSError):
@@ -162,10 +211,24 @@ class DataParallelTrainer:
         return True
 
     def fit(self) -> Result:
-        """Train to the end. Raises :class:`~powertrain.errors.TrainingFailedError` when training fails.
+        """Train to the end.
 
         Workers see the script as it is now: its modules, with their settings and patches. Where this process cannot be
         forked, because it has threads or an open GPU, workers import modules from their files, with a warning.
+
+        Returns:
+            The result: metrics, checkpoints and the return value of rank 0's function.
+
+        Raises:
+            TrainingFailedError: Training failed; its ``worker_failures`` and ``result`` say how far it came.
+            ResourceError: The machine or cluster does not have the requested resources.
+            CheckpointError: Training ended, and its last checkpoint could not be saved.
+            PreemptedError: This process, or too many ranks, will be taken away; the run can be resumed.
+
+        Example::
+
+            result = trainer.fit()
+            print(result.metrics["loss"])
         """
         refuse_second_run_of_script()
         if self._request.traits.has_launcher:

@@ -42,14 +42,26 @@ DICT_NAME = "dict.pt"
 class Checkpoint:
     """A directory that holds the state of a training run: on this machine, or in an object store.
 
+    Nothing is read or copied when it is made.
+
+    Args:
+        path: A plain path, a ``file://``, ``s3://``, ``gs://`` or ``az://`` address, or, with ``filesystem``, a path of
+            that.
+        filesystem: A pyarrow or fsspec file system.
+
     Attributes:
         path: Where the directory is, as it was given (a local one as an absolute path), without credentials. Together
             with ``filesystem`` it names the same checkpoint again: ``Checkpoint(path, filesystem)``.
+
+    Example::
+
+        checkpoint = Checkpoint("s3://bucket/runs/digits/checkpoint_000004")
+        with checkpoint.as_directory() as directory:
+            model.load_state_dict(torch.load(os.path.join(directory, "model.pt")))
     """
 
     def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
-        """``path`` is a plain path, a ``file://``, ``s3://``, ``gs://`` or ``az://`` address, or, with a pyarrow or
-        fsspec ``filesystem``, a path of that."""
+        """Make the checkpoint of a directory. The class describes the arguments."""
         text = as_path(path, "Checkpoint(path=...)")
         check_filesystem(filesystem, "Checkpoint(filesystem=...)")
         if getattr(filesystem, "type_name", "") == "local":
@@ -72,7 +84,18 @@ class Checkpoint:
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Return the checkpoint in a local directory. Nothing is copied; ``report`` does that."""
+        """Return the checkpoint in a local directory. Nothing is copied; ``report`` does that.
+
+        Args:
+            path: The directory.
+
+        Returns:
+            The checkpoint.
+
+        Example::
+
+            report({"loss": loss}, Checkpoint.from_directory(directory))
+        """
         return cls(path)
 
     @property
@@ -83,9 +106,22 @@ class Checkpoint:
         return pyarrow_filesystem(self.address if self._directory is None else None, self.given_filesystem)
 
     def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Copy the checkpoint into ``path`` (a new temporary directory by default) and return that path.
+        """Copy the checkpoint into a local directory.
 
         Files that are there already stay unless the checkpoint has one of the same name.
+
+        Args:
+            path: The directory; None for a new temporary one, which the caller removes.
+
+        Returns:
+            The path of the directory.
+
+        Raises:
+            CheckpointError: The checkpoint's directory does not exist, or is damaged.
+
+        Example::
+
+            directory = result.checkpoint.to_directory("exported")
         """
         self._require_directory()
         if path is not None:
@@ -118,6 +154,17 @@ class Checkpoint:
 
         It is the original itself when that is local. Otherwise it is a copy that all processes of this machine
         share, made by the first to come and removed by the last to leave.
+
+        Yields:
+            The path of the directory.
+
+        Raises:
+            CheckpointError: The checkpoint's directory does not exist, or is damaged.
+
+        Example::
+
+            with checkpoint.as_directory() as directory:
+                state = torch.load(os.path.join(directory, "model.pt"))
         """
         self._require_directory()
         if self._directory is not None:
@@ -130,7 +177,18 @@ class Checkpoint:
     # -- metadata
 
     def get_metadata(self) -> dict[str, Any]:
-        """Return the attached metadata; empty when there is none."""
+        """Return the attached metadata.
+
+        Returns:
+            The metadata; empty when there is none.
+
+        Raises:
+            CheckpointError: The metadata cannot be read.
+
+        Example::
+
+            epoch = checkpoint.get_metadata().get("epoch", 0)
+        """
         storage = self._storage
         try:
             try:
@@ -155,9 +213,19 @@ class Checkpoint:
             ) from error
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
-        """Attach ``metadata`` (JSON values), replacing earlier metadata.
+        """Attach metadata in place of earlier metadata.
 
         Committed files never change, so for a committed checkpoint it is kept in a file of its own.
+
+        Args:
+            metadata: A dict of JSON values.
+
+        Raises:
+            CheckpointError: A value has no form in JSON, or the checkpoint's directory does not exist.
+
+        Example::
+
+            checkpoint.set_metadata({"epoch": 3})
         """
         self._require_directory()
         as_text_keys(metadata, "Checkpoint.set_metadata()", CheckpointError)
@@ -175,7 +243,18 @@ class Checkpoint:
             self._storage.put(METADATA_NAME, content.encode())
 
     def update_metadata(self, metadata: dict[str, Any]) -> None:
-        """Merge ``metadata`` into the attached metadata."""
+        """Merge metadata into the attached metadata.
+
+        Args:
+            metadata: A dict of JSON values; those of the same name are replaced.
+
+        Raises:
+            CheckpointError: A value has no form in JSON, or the attached metadata cannot be read.
+
+        Example::
+
+            checkpoint.update_metadata({"reviewed": True})
+        """
         added = as_text_keys(metadata, "Checkpoint.update_metadata()", CheckpointError)
         self.set_metadata({**self.get_metadata(), **added})
 
@@ -187,6 +266,19 @@ class Checkpoint:
 
         It lies in a temporary directory that is removed with the last reference in this process. Values that could not
         be loaded safely are refused here, not when they are needed.
+
+        Args:
+            data: The dict.
+
+        Returns:
+            The checkpoint, to be reported.
+
+        Raises:
+            CheckpointError: A value cannot be saved, or could not be loaded without running code from the file.
+
+        Example::
+
+            report({"loss": loss}, Checkpoint.from_dict({"model": model.state_dict(), "epoch": epoch}))
         """
         import torch
 
@@ -214,7 +306,18 @@ class Checkpoint:
         return checkpoint
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the dict of a checkpoint made with ``from_dict``. No code from the file is run."""
+        """Return the dict of a checkpoint made with ``from_dict``. No code from the file is run.
+
+        Returns:
+            The dict, with its tensors on the CPU.
+
+        Raises:
+            CheckpointError: The checkpoint was not made with ``from_dict``, or its file cannot be read.
+
+        Example::
+
+            model.load_state_dict(checkpoint.to_dict()["model"])
+        """
         import torch
 
         try:
@@ -259,8 +362,10 @@ class Checkpoint:
         return False
 
     def _refuse_links(self, is_committed: bool) -> None:
-        """Raise :class:`CheckpointError` for a link in a committed checkpoint: a commit writes none, so another user
-        who can write there has put it in, to have some file of this user's read. A user's own directory may have links.
+        """Raise :class:`CheckpointError` for a link in a committed checkpoint.
+
+        A commit writes none, so another user who can write there has put it in, to have some file of this user's
+        read. A user's own directory may have links.
         """
         if not is_committed:
             return
@@ -315,7 +420,17 @@ class ReportedCheckpointStatus(Enum):
 
 @dataclass
 class ReportedCheckpoint:
-    """A committed checkpoint, the metrics reported with it (and found by its validation), and its status."""
+    """A committed checkpoint of a run, with its metrics and its status.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        metrics: The metrics reported with it, and those found by its validation.
+        status: The status of its validation.
+
+    Example::
+
+        best = min(get_all_reported_checkpoints(), key=lambda reported: reported.metrics["loss"])
+    """
 
     checkpoint: Checkpoint
     metrics: dict[str, Any]
@@ -336,7 +451,7 @@ def _remove_own(directory: str, owner: int) -> None:
 
 
 def _plain_numpy() -> list[Any]:
-    """numpy's own constructors of arrays and scalars, which run no code from a file."""
+    """Return numpy's own constructors of arrays and scalars, which run no code from a file."""
     import numpy
 
     core = getattr(numpy, "_core", None) or numpy.core

@@ -96,7 +96,12 @@ class CheckpointConfig(Config):
 
 
 class CheckpointUploadMode(Enum):
-    """How ``report`` passes a checkpoint to the storage."""
+    """The way in which ``report`` passes a checkpoint to the storage.
+
+    Example::
+
+        report(metrics, checkpoint, checkpoint_upload_mode=CheckpointUploadMode.SYNC)
+    """
 
     ASYNC = "ASYNC"
     """Training continues while the files are uploaded."""
@@ -107,7 +112,12 @@ class CheckpointUploadMode(Enum):
 
 
 class CheckpointConsistencyMode(Enum):
-    """The state that a reader of reported checkpoints waits for."""
+    """The state that a reader of reported checkpoints waits for.
+
+    Example::
+
+        get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED)
+    """
 
     COMMITTED = "COMMITTED"
     """The newest reported checkpoint is committed."""

@@ -56,6 +56,7 @@ class Config:
     _moved: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls: type[_ConfigT], *args: Any, **kwargs: Any) -> _ConfigT:
+        """Check the names of the arguments, for one clear error about an unknown one."""
         # Here and not in __init__, because a dataclass raises a bare TypeError for an unknown keyword.
         # Unpickling calls this without arguments, so missing fields are left to the checks.
         _check_names(cls, args, kwargs)
@@ -108,6 +109,7 @@ def _set_and_ignored(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def fields(config: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """Return the fields of a config."""
     # Through Any, because only its subclasses are dataclasses.
     return dataclasses.fields(config)
 
@@ -167,10 +169,18 @@ def did_you_mean(name: Any, names: Iterable[str]) -> str:
 
 
 def as_config(value: Any, cls: type[_AnyT], argument: str) -> _AnyT:
-    """Return ``value`` if it is a ``cls``, a default one for None; raise a ConfigError that names ``argument``
-    otherwise.
+    """Return ``value`` if it is a ``cls``, and a default one for None.
 
-    ``argument`` is the user's code, such as ``"TorchTrainer(scaling_config=...)"``.
+    Args:
+        value: The value that the user gave.
+        cls: The class of the config.
+        argument: The user's code, such as ``"TorchTrainer(scaling_config=...)"``, for the error.
+
+    Returns:
+        The config.
+
+    Raises:
+        ConfigError: ``value`` is neither a ``cls`` nor None.
     """
     try:
         kept: _AnyT = instance_of(cls)(value)
@@ -190,7 +200,6 @@ def replace(config: _ConfigT, **changes: Any) -> _ConfigT:
 
 def whole(at_least: int, at_most: int = _LARGEST_WHOLE) -> Check:
     """Check a whole number within bounds; a bool is refused."""
-
     bounds = (
         f"at least {at_least}" if at_most in (_LARGEST_WHOLE, MOST_BYTES) else f"from {at_least} to {at_most}"
     )
@@ -294,14 +303,17 @@ def only(*allowed: Any, why: str, fix: str) -> Check:
 
 
 def a_type(value: Any) -> str:
+    """Return the type of a value in words, for an error."""
     return f"a value of type {type(value).__name__}"
 
 
 def anything(value: Any) -> Any:
+    """Accept every value as it is."""
     return value
 
 
 def finite(value: Any) -> float:
+    """Check a finite number; a bool is refused."""
     value = plain_scalar(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise Refusal(f"{a_type(value)} is not a number", "Give a number.")
@@ -328,6 +340,7 @@ def takes(function: Callable[..., Any], *arguments: Any) -> bool:
 
 
 def local_directory(value: Any) -> str:
+    """Check a path on the node's own disk, and make it absolute."""
     path = any_path(value)
     if "://" in path:
         raise Refusal("checkpoints wait on the node's own disk", "Give a directory on it.")
@@ -335,6 +348,7 @@ def local_directory(value: Any) -> str:
 
 
 def any_path(value: Any) -> str:
+    """Check a path or an address that is not empty."""
     try:
         found = os.fspath(value)
     except Exception:  # not a path, or one that raises when it is read

@@ -119,5 +119,12 @@ class DataConfig(_DataConfigBase):
     only). Datasets of this package are read in place in any case."""
 
     def is_split(self, dataset: str) -> bool:
-        """Return whether each rank gets its own part of this dataset."""
+        """Return whether each rank gets its own part of this dataset.
+
+        Args:
+            dataset: The name of the dataset.
+
+        Returns:
+            False where each rank gets the whole of it.
+        """
         return self.datasets_to_split == "all" or dataset in self.datasets_to_split

@@ -33,7 +33,14 @@ def _keyword_arguments(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, repr=False)
 class ValidationTaskConfig(Config):
-    """One validation of one checkpoint."""
+    """One validation of one checkpoint.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value.
+
+    Example::
+
+        report(metrics, checkpoint, validation=ValidationTaskConfig(fn_kwargs={"split": "test"}, timeout_s=600))
+    """
 
     fn_kwargs: Mapping[str, Any] = option(None, _keyword_arguments)
     """Keyword arguments of the validation function beside the checkpoint: in ``ValidationConfig`` any picklable values,

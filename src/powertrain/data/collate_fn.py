@@ -65,26 +65,31 @@ class ArrowBatchCollateFn(CollateFn):
     """A collate function of a ``pyarrow.Table``. The cheapest format for text and lists."""
 
     @abstractmethod
-    def __call__(self, batch: pa.Table) -> Any: ...
+    def __call__(self, batch: pa.Table) -> Any:
+        """Return the object that the training loop gets for ``batch``, a table."""
 
 
 class NumpyBatchCollateFn(CollateFn):
     """A collate function of a dict of numpy arrays, as a plain function is."""
 
     @abstractmethod
-    def __call__(self, batch: dict[str, NumpyArray]) -> Any: ...
+    def __call__(self, batch: dict[str, NumpyArray]) -> Any:
+        """Return the object that the training loop gets for ``batch``, a dict of arrays."""
 
 
 class PandasBatchCollateFn(CollateFn):
     """A collate function of a ``pandas.DataFrame``."""
 
     @abstractmethod
-    def __call__(self, batch: pd.DataFrame) -> Any: ...
+    def __call__(self, batch: pd.DataFrame) -> Any:
+        """Return the object that the training loop gets for ``batch``, a DataFrame."""
 
 
 class RowsCollateFn(CollateFn):
-    """A ready-made collate function. It gets rows with their numbers; called directly, it takes a dict of arrays or an
-    Arrow table."""
+    """A ready-made collate function.
+
+    It gets rows with their numbers; called directly, it takes a dict of arrays or an Arrow table.
+    """
 
     def __call__(self, batch: Mapping[str, Any] | pa.Table) -> dict[str, Any]:
         from powertrain.data.rows import formats

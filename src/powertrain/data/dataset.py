@@ -70,8 +70,7 @@ class Dataset(ReadableDataset):
 
         Args:
             fn: A function, or a class, which is constructed once for each process that uses it. A parameter named
-            ``rng``
-                gets a numpy generator that belongs to the row: the same numbers at any number of ranks.
+                ``rng`` gets a numpy generator that belongs to the row: the same numbers at any number of ranks.
             fn_args: Further positional arguments.
             fn_kwargs: Further keyword arguments.
             fn_constructor_args: Positional arguments of the constructor, for a class.
@@ -80,9 +79,6 @@ class Dataset(ReadableDataset):
 
         Returns:
             The new dataset.
-
-        Raises:
-            DataError: An argument has a wrong value.
 
         Example::
 
@@ -106,7 +102,7 @@ class Dataset(ReadableDataset):
         concurrency: int | None = None,
         udf_modifying_row_count: bool = True,
     ) -> Dataset:
-        """Replace batches of rows by the batches that ``fn`` returns; other arguments are those of :meth:`map`.
+        """Replace batches of rows by the batches that ``fn`` returns.
 
         Batches hold neighbours of one block and are the same at any number of ranks.
 
@@ -114,15 +110,16 @@ class Dataset(ReadableDataset):
             fn: A function or class; it may return any batch format, and another number of rows.
             batch_size: Rows of a batch, at most; None for 1024.
             batch_format: ``"numpy"`` (a dict of arrays, the default), ``"pandas"`` or ``"pyarrow"``.
+            fn_args: As for :meth:`map`, like the four below.
+            fn_kwargs: Likewise.
+            fn_constructor_args: Likewise.
+            fn_constructor_kwargs: Likewise.
+            concurrency: Likewise.
             udf_modifying_row_count: False promises an unchanged number of rows, so that :meth:`count`, :meth:`limit`
-            and
-                the splits need not run the function.
+                and the splits need not run the function.
 
         Returns:
             The new dataset.
-
-        Raises:
-            DataError: An argument has a wrong value.
 
         Example::
 
@@ -150,10 +147,18 @@ class Dataset(ReadableDataset):
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
         concurrency: int | None = None,
     ) -> Dataset:
-        """Replace every row by any number of rows that ``fn`` returns for it; the arguments are those of :meth:`map`.
+        """Replace every row by any number of rows that ``fn`` returns for it.
 
         An epoch is counted in rows of the source, so batches have as many rows as come of theirs. :meth:`materialize`
         gives batches of equal size.
+
+        Args:
+            fn: A function or class that returns rows, for example a list of dicts.
+            fn_args: As for :meth:`map`, like the arguments below.
+            fn_kwargs: Likewise.
+            fn_constructor_args: Likewise.
+            fn_constructor_kwargs: Likewise.
+            concurrency: Likewise.
 
         Returns:
             The new dataset.
@@ -224,13 +229,14 @@ class Dataset(ReadableDataset):
         return Dataset(filter_rows(self.plan, parsed(condition)))
 
     def select_columns(self, cols: str | Sequence[str]) -> Dataset:
-        """Keep only these columns, in this order. Others are not even read where the source allows it.
+        """Return a dataset of only these columns, in this order. Others are not even read where the source allows it.
 
         Args:
             cols: The name of a column, or several.
 
-        Returns:
-            The new dataset.
+        Example::
+
+            dataset.select_columns(["text", "label"])
         """
         from powertrain.data.operations.columns import SelectColumns
         from powertrain.data.sources.filtered import ProjectedSource
@@ -243,7 +249,7 @@ class Dataset(ReadableDataset):
     def decode_images(
         self, columns: str | Sequence[str], *, size: tuple[int, int] | None = None, mode: str | None = None
     ) -> Dataset:
-        """Decode columns of images (JPEG, PNG, …: bytes) to pixels: ``uint8`` of (height, width, channels).
+        """Return a dataset whose columns of images (JPEG, PNG, …: bytes) are decoded: uint8 (height, width, channels).
 
         Columns of :func:`read_images` and of Hugging Face's ``Image`` features are decoded automatically.
 
@@ -251,9 +257,6 @@ class Dataset(ReadableDataset):
             columns: The name of a column, or several.
             size: (height, width) to scale every image to.
             mode: A mode of Pillow, such as "RGB".
-
-        Returns:
-            The new dataset.
         """
         from powertrain.data.operations.decode import DecodeImages
         from powertrain.data.operations.images import checked_mode, checked_size
@@ -262,7 +265,15 @@ class Dataset(ReadableDataset):
         return self._then(DecodeImages(names, checked_size(size), checked_mode(mode)))
 
     def drop_columns(self, cols: str | Sequence[str]) -> Dataset:
-        """Remove these columns; ``cols`` is the name of a column, or several."""
+        """Return a dataset without these columns.
+
+        Args:
+            cols: The name of a column, or several.
+
+        Example::
+
+            dataset.drop_columns("path")
+        """
         from powertrain.data.operations.columns import DropColumns
         from powertrain.data.sources.relabeled import WithoutColumnsSource
 
@@ -272,7 +283,15 @@ class Dataset(ReadableDataset):
         )
 
     def rename_columns(self, names: Mapping[str, str] | Sequence[str]) -> Dataset:
-        """Rename columns: ``names`` is a dict from old to new, or new names for all columns in order."""
+        """Return a dataset with other names for its columns.
+
+        Args:
+            names: A dict from old to new names, or new names for all columns in order.
+
+        Example::
+
+            dataset.rename_columns({"img": "image"})
+        """
         from powertrain.data.operations.columns import RenameColumns
         from powertrain.data.sources.filtered import ProjectedSource
         from powertrain.data.sources.relabeled import RelabeledSource
@@ -291,23 +310,27 @@ class Dataset(ReadableDataset):
         return Dataset(project(self.plan, lambda source: RelabeledSource(source, new), RenameColumns(new)))
 
     def random_shuffle(self, *, seed: int | None = None) -> Dataset:
-        """Shuffle the rows anew for each epoch. Nothing is moved: rows are read in that order.
+        """Return a dataset whose rows are shuffled anew for each epoch. Nothing is moved: rows are read in that order.
 
         Data in memory is permuted row by row. Of files, blocks are permuted, and rows inside them; a batch has rows
         from 64 places of the data.
 
         Args:
-            seed: The seed. Without one a run draws one and keeps it, so that it resumes in the same order; the rows
-            of a
-                limit or split then follow from the data, the same at every start of a program.
-
-        Returns:
-            The new dataset.
+            seed: The seed. Without one a run draws one and keeps it, so that it resumes in the same order; the rows of
+                a limit or split then follow from the data, the same at every start of a program.
         """
         return Dataset(dataclasses.replace(self.plan, shuffled=True, seed=seed_number("seed", seed)))
 
     def union(self, *other: Dataset) -> Dataset:
-        """Append the rows of other datasets, which must have the same columns."""
+        """Return a dataset with the rows of other datasets after its own.
+
+        Args:
+            *other: Datasets with the same columns.
+
+        Example::
+
+            old.union(new)
+        """
         for one in other:
             if not isinstance(one, Dataset):
                 raise DataError(
@@ -318,17 +341,35 @@ class Dataset(ReadableDataset):
     # -- fewer rows, other blocks
 
     def limit(self, limit: int) -> Dataset:
-        """Keep the first ``limit`` rows; of a shuffled dataset as many, drawn evenly, the same in every epoch.
+        """Return a dataset of the first rows; of a shuffled dataset as many, drawn evenly, the same in every epoch.
 
         Inspects the files to count rows. Where functions change the number of rows, the rows are computed and kept as
         :meth:`materialize` does, as far as they are needed.
+
+        Args:
+            limit: The number of rows, at most.
+
+        Example::
+
+            dataset.limit(1000)
         """
         plan = splitting.limit_rows(self._reader, limit)
         return self if plan is self.plan else Dataset(plan)
 
     def split(self, n: int, *, equal: bool = False) -> list[Dataset]:
-        """Split into ``n`` datasets of consecutive rows, whose sizes differ by at most one; with ``equal`` by none, and
-        the remaining rows are in none of them. See :meth:`split_at_indices` for the cost."""
+        """Split into datasets of consecutive rows, whose sizes differ by at most one; see :meth:`split_at_indices`.
+
+        Args:
+            n: The number of datasets.
+            equal: Make all sizes equal; the remaining rows are in none of them.
+
+        Returns:
+            The ``n`` datasets, in the order of their rows.
+
+        Example::
+
+            first, second = dataset.split(2)
+        """
         return [Dataset(plan) for plan in splitting.split(self._reader, n, equal)]
 
     def split_at_indices(self, indices: Sequence[int]) -> list[Dataset]:
@@ -337,11 +378,32 @@ class Dataset(ReadableDataset):
         Inspects the files to count rows; rows are only read or written where the dataset is shuffled, or where
         functions change the number of rows. Then the rows are kept first as :meth:`materialize` does. Pieces of a
         shuffled dataset are shuffled too.
+
+        Args:
+            indices: Row numbers in ascending order.
+
+        Returns:
+            One dataset more than there are numbers.
+
+        Example::
+
+            head, tail = dataset.split_at_indices([1000])
         """
         return [Dataset(plan) for plan in splitting.split_at_indices(self._reader, indices)]
 
     def split_proportionately(self, proportions: Sequence[float]) -> list[Dataset]:
-        """Split by these proportions of the rows, with one more dataset of the rest. See :meth:`split_at_indices`."""
+        """Split by these proportions of the rows; see :meth:`split_at_indices`.
+
+        Args:
+            proportions: Fractions, each above 0 and together below 1.
+
+        Returns:
+            A dataset for each proportion, and one of the rest.
+
+        Example::
+
+            train, valid, test = dataset.split_proportionately([0.8, 0.1])
+        """
         return [Dataset(plan) for plan in splitting.split_proportionately(self._reader, proportions)]
 
     def train_test_split(
@@ -380,6 +442,11 @@ class Dataset(ReadableDataset):
 
         Where every new block lies within an old one, nothing is read. Otherwise, and where functions change the
         number of rows, the rows are written anew as :meth:`materialize` does.
+
+        Args:
+            num_blocks: The number of blocks.
+            target_num_rows_per_block: Rows of a block, in place of ``num_blocks``.
+            shuffle: Shuffle the rows too.
         """
         return Dataset(splitting.repartition(self._reader, num_blocks, target_num_rows_per_block, shuffle))
 
@@ -392,8 +459,7 @@ class Dataset(ReadableDataset):
 
         Args:
             on: ``"ray"`` computes the rows in tasks on all nodes of the connected Ray cluster: the same rows, in the
-            same
-                order. Every node must then see the files.
+                same order. Every node must then see the files.
 
         Returns:
             The new dataset.

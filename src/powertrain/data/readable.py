@@ -32,11 +32,27 @@ class ReadableDataset:
     # -- metadata
 
     def count(self) -> int:
-        """Return the number of rows: known from the files, or found by running functions that change it."""
+        """Return the number of rows: known from the files, or found by running functions that change it.
+
+        Raises:
+            DataError: The data cannot be read.
+
+        Example::
+
+            assert powertrain.data.range(10).count() == 10
+        """
         return self._reader.count()
 
     def schema(self) -> pa.Schema:
-        """Return the columns and their types; where functions make them, those of the first row, which is computed."""
+        """Return the columns and their types; where functions make them, those of the first row, which is computed.
+
+        Raises:
+            DataError: The data cannot be read.
+
+        Example::
+
+            print(dataset.schema().field("label").type)
+        """
         return self._reader.schema()
 
     def columns(self) -> list[str]:
@@ -58,24 +74,84 @@ class ReadableDataset:
     # -- rows
 
     def take(self, limit: int = 20) -> list[Row]:
-        """Return the first ``limit`` rows."""
+        """Return the first rows, each as a dict.
+
+        Args:
+            limit: The number of rows, at most.
+
+        Returns:
+            The rows, in order.
+
+        Raises:
+            DataError: ``limit`` is not a whole number, or the rows cannot be read.
+
+        Example::
+
+            first = dataset.take(1)[0]
+        """
         return self._reader.take(limit)
 
     def take_all(self, limit: int | None = None) -> list[Row]:
-        """Return all rows; refuses if there are more than ``limit``."""
+        """Return all rows, each as a dict.
+
+        Args:
+            limit: Refuse to return more rows than this; None for no limit.
+
+        Returns:
+            The rows, in order.
+
+        Raises:
+            DataError: There are more rows than ``limit``, or the rows cannot be read.
+
+        Example::
+
+            labels = [row["label"] for row in dataset.take_all(limit=10_000)]
+        """
         return self._reader.take_all(limit)
 
     def take_batch(self, batch_size: int = 20, *, batch_format: str | None = "default") -> Any:
-        """Return the first ``batch_size`` rows as one batch: see :meth:`iter_batches`."""
+        """Return the first rows as one batch.
+
+        Args:
+            batch_size: The number of rows, at most.
+            batch_format: ``"numpy"`` (the default), ``"pandas"`` or ``"pyarrow"``.
+
+        Returns:
+            A dict of numpy arrays, a DataFrame or a table.
+
+        Raises:
+            DataError: An argument has a wrong value, or the rows cannot be read.
+
+        Example::
+
+            frame = dataset.take_batch(100, batch_format="pandas")
+        """
         return self._reader.take_batch(batch_size, batch_format)
 
     def show(self, limit: int = 20) -> None:
-        """Print the first ``limit`` rows."""
+        """Print the first rows.
+
+        Args:
+            limit: The number of rows, at most.
+
+        Example::
+
+            dataset.show(3)
+        """
         for row in self.take(limit):
             print(row)
 
     def iter_rows(self) -> Iterator[Row]:
-        """Return an iterator over the rows, each as a dict, in order."""
+        """Return an iterator over the rows, each as a dict, in order.
+
+        Raises:
+            DataError: While iterating: the rows cannot be read.
+
+        Example::
+
+            for row in dataset.iter_rows():
+                print(row["label"])
+        """
         return self._reader.row_dicts()
 
     def iter_batches(
@@ -90,9 +166,24 @@ class ReadableDataset:
         tail: str | None = None,
         seed: int | None = None,
     ) -> Batches[Any]:
-        """Return batches as dicts of numpy arrays, DataFrames or tables. Each iteration over them is a new epoch.
+        """Return batches as dicts of numpy arrays, DataFrames or tables.
 
-        The arguments are those of :meth:`powertrain.data.DataShard.iter_batches`, for a single rank.
+        Args:
+            prefetch_batches: Batches to prepare ahead.
+            batch_size: Rows of a batch.
+            batch_format: ``"numpy"`` (the default), ``"pandas"`` or ``"pyarrow"``.
+            drop_last: The same as ``tail="drop"``.
+            local_shuffle_buffer_size: Shuffles data that is not shuffled otherwise, within windows of so many rows.
+            local_shuffle_seed: The seed, under its name in Ray Data.
+            tail: Handling of rows that do not fill the last batch: a smaller batch (``"partial"``), left out
+                (``"drop"``), or part of the first batch of the next epoch (``"carry"``).
+            seed: Orders epochs in place of the dataset's own seed.
+
+        Returns:
+            An iterable; each iteration over it is a new epoch.
+
+        Raises:
+            DataError: An argument has a wrong value, or, while iterating, rows cannot be read.
 
         Example::
 
@@ -128,9 +219,26 @@ class ReadableDataset:
         tail: str | None = None,
         seed: int | None = None,
     ) -> Batches[Any]:
-        """Return batches as dicts of tensors. Each iteration over them is a new epoch.
+        """Return batches as dicts of tensors.
 
-        The arguments are those of :meth:`powertrain.data.DataShard.iter_torch_batches`, for a single rank.
+        Args:
+            prefetch_batches: Batches to prepare ahead.
+            batch_size: Rows of a batch.
+            dtypes: A type for all tensors, or a dict from column to type; None keeps those of the data.
+            device: The device of the tensors; "auto" is the CPU.
+            collate_fn: Makes the batch instead: see :mod:`powertrain.data.collate_fn`.
+            drop_last: As for :meth:`iter_batches`.
+            local_shuffle_buffer_size: As for :meth:`iter_batches`.
+            local_shuffle_seed: As for :meth:`iter_batches`.
+            pin_memory: Return CPU tensors in pinned memory.
+            tail: As for :meth:`iter_batches`.
+            seed: As for :meth:`iter_batches`.
+
+        Returns:
+            An iterable; each iteration over it is a new epoch.
+
+        Raises:
+            DataError: An argument has a wrong value, or, while iterating, rows cannot be read or made tensors.
 
         Example::
 
@@ -155,7 +263,21 @@ class ReadableDataset:
         )
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
-        """Return all rows as one DataFrame in memory; refuses if there are more than ``limit``."""
+        """Return all rows as one DataFrame in memory.
+
+        Args:
+            limit: Refuse to return more rows than this; None for no limit.
+
+        Returns:
+            The DataFrame.
+
+        Raises:
+            DataError: There are more rows than ``limit``, or the rows cannot be read.
+
+        Example::
+
+            dataset.limit(1000).to_pandas().describe()
+        """
         return self._reader.to_pandas(limit)
 
     # -- files
@@ -213,8 +335,23 @@ class ReadableDataset:
         on: str | None = None,
         **arrow_csv_args: Any,
     ) -> None:
-        """Write all rows to CSV files with a header line. ``arrow_csv_args`` are those of ``pyarrow.csv.write_csv``;
-        see :meth:`write_parquet` for the others."""
+        """Write all rows to CSV files with a header line, in the directory (or bucket) ``path``.
+
+        Args:
+            path: The directory, or an address such as "s3://bucket/data".
+            filesystem: A pyarrow or fsspec file system that ``path`` belongs to.
+            min_rows_per_file: The least rows of a file.
+            mode: As for :meth:`write_parquet`.
+            on: As for ``materialize``.
+            **arrow_csv_args: Those of ``pyarrow.csv.write_csv``.
+
+        Raises:
+            DataError: The rows cannot be computed, or do not have one schema.
+
+        Example::
+
+            dataset.write_csv("data/table")
+        """
         from powertrain.data.output.writing import csv_writer
 
         self._reader.write(
@@ -237,8 +374,24 @@ class ReadableDataset:
         mode: str = "append",
         on: str | None = None,
     ) -> None:
-        """Write all rows as JSON lines. Times and decimals become text, NaN becomes null. See :meth:`write_parquet` for
-        the arguments."""
+        """Write all rows as JSON lines, in files of the directory (or bucket) ``path``.
+
+        Times and decimals become text, NaN becomes null.
+
+        Args:
+            path: The directory, or an address such as "s3://bucket/data".
+            filesystem: A pyarrow or fsspec file system that ``path`` belongs to.
+            min_rows_per_file: The least rows of a file.
+            mode: As for :meth:`write_parquet`.
+            on: As for ``materialize``.
+
+        Raises:
+            DataError: The rows cannot be computed, or do not have one schema.
+
+        Example::
+
+            dataset.write_json("data/lines")
+        """
         from powertrain.data.output.writing import json_writer
 
         self._reader.write(

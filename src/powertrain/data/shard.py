@@ -55,8 +55,11 @@ class DataShard(TensorflowBatches):
         warn: Callable[[str], None] = lambda message: None,
         watch: Watch = UNWATCHED,
     ) -> None:
-        """``resume``, ``requested``, ``began`` and ``warn`` are those of :class:`~powertrain.data.epochs.ReaderHooks`;
-        ``device`` is the one that "auto" stands for; ``watch`` is notified of each wait."""
+        """Make the shard of one rank; ``get_dataset_shard`` does so.
+
+        ``resume``, ``requested``, ``began`` and ``warn`` are those of :class:`~powertrain.data.epochs.ReaderHooks`;
+        ``device`` is the one that "auto" stands for; ``watch`` is notified of each wait.
+        """
         seat: Seat = {
             "rank": rank,
             "world_size": world_size,
@@ -94,8 +97,7 @@ class DataShard(TensorflowBatches):
         tail: str | None = None,
         seed: int | None = None,
     ) -> Batches[Any]:
-        """Return batches of tensors, each a dict from column to tensor (text: a list of str). Iterate it once per
-        epoch.
+        """Return batches of tensors, each a dict from column to tensor (text: a list of str).
 
         Args:
             prefetch_batches: Batches to prepare ahead.
@@ -326,6 +328,14 @@ class DataShard(TensorflowBatches):
 
         Every checkpoint contains it anyway; to keep it elsewhere, pass it to ``get_dataset_shard(name,
         state_dict=...)`` later.
+
+        Returns:
+            The position.
+
+        Example::
+
+            position = shard.state_dict()
+            shard = powertrain.get_dataset_shard("train", state_dict=position)
         """
         return self._reader.state_dict()
 
@@ -345,6 +355,10 @@ class DataShard(TensorflowBatches):
 
         Raises:
             DataError: It is not a position, or belongs to other data.
+
+        Example::
+
+            shard.load_state_dict(saved["position"])
         """
         self._reader.load_state_dict(state)
 

@@ -16,7 +16,7 @@ def init(
     patch_backward: bool | None = None,
     patch_h2d: bool | None = None,
 ) -> None:
-    """Choose what is traced without changes to the loop. A worker of Powertrain has done this already.
+    """Choose the calls that are traced without changes to the loop. A worker of Powertrain has done this already.
 
     In manual and selective mode, steps come from :func:`trace_step`, :func:`wrap_optimizer` or ``report``. In a plain
     script the call starts to record the calling thread; the findings are printed to stderr when the script ends, unless

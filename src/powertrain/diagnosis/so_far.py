@@ -46,14 +46,26 @@ def final_summary(
     print_text: bool = False,
     rank0_only: bool = True,
 ) -> dict[str, Any] | None:
-    """Return the content of ``final_summary.json`` for all steps so far; ``print_text`` also prints the card.
+    """Return the content of ``final_summary.json`` for all steps so far.
 
-    In a rank, recording continues. The call waits until the records of the ranks are on disk, for at most
-    ``timeout_sec``, checking every ``poll_interval_sec``. In a plain script, the call ends recording, and later calls
-    return the same.
+    In a rank, recording continues, and the call waits until the records of the ranks are on disk. In a plain script,
+    the call ends recording, and later calls return the same.
 
-    None on other ranks than the first unless ``rank0_only=False``, and in a rank that is not traced. Raises
-    OutsideWorkerError (a RuntimeError) if nothing was ever recorded.
+    Args:
+        timeout_sec: Seconds to wait for the records of the ranks, at most.
+        poll_interval_sec: Seconds between two checks.
+        print_text: Print the card too.
+        rank0_only: Return None on other ranks than the first.
+
+    Returns:
+        The summary as plain values; None on other ranks, and in a rank that is not traced.
+
+    Raises:
+        OutsideWorkerError: Nothing was ever recorded. It is a RuntimeError.
+
+    Example::
+
+        summary = powertrain.trace.final_summary(print_text=True)
     """
     report = _report(rank0_only, timeout_sec, poll_interval_sec, final=True)
     if report is not None and print_text:
@@ -68,7 +80,24 @@ def summary(
     print_text: bool = False,
     rank0_only: bool = True,
 ) -> dict[str, Any] | None:
-    """Return a few plain values of :func:`final_summary` by name, for experiment trackers; recording continues."""
+    """Return a few plain values of :func:`final_summary` by name, for experiment trackers; recording continues.
+
+    Args:
+        timeout_sec: As for :func:`final_summary`, like the arguments below.
+        poll_interval_sec: Likewise.
+        print_text: Likewise.
+        rank0_only: Likewise.
+
+    Returns:
+        The values by names such as "trace/step_ms"; None where :func:`final_summary` returns None.
+
+    Raises:
+        OutsideWorkerError: Nothing was ever recorded. It is a RuntimeError.
+
+    Example::
+
+        wandb.log(powertrain.trace.summary() or {})
+    """
     report = _report(rank0_only, timeout_sec, poll_interval_sec, final=False)
     if report is not None and print_text:
         print(render(report))

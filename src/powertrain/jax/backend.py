@@ -33,11 +33,11 @@ class JaxWorkerInfo:
 
 @runtime_checkable
 class PlatformSettings(Protocol):
-    """What a backend config says about the devices: :class:`powertrain.jax.JaxConfig`."""
+    """Settings of a backend config about the devices: :class:`powertrain.jax.JaxConfig`."""
 
     @property
     def use_gpu(self) -> bool:
-        """Whether to compute on GPUs."""
+        """True to compute on GPUs."""
 
 
 class JaxBackend(Backend):
@@ -80,7 +80,7 @@ def _seat(worker: Worker, workers: Sequence[Worker], coordinator: str, uses_gpu:
 
 
 class _Membership:
-    """What this process holds of its group: one instance per process."""
+    """The membership of this process in its group: one instance per process."""
 
     def __init__(self) -> None:
         self.port = ReservedPort()

@@ -12,7 +12,7 @@ from powertrain.config.checks import Config, flag, only, option
 
 @dataclass(frozen=True, repr=False)
 class JaxConfig(Config, BackendConfig):
-    """How JAX's processes are connected.
+    """Connection of JAX's processes.
 
     Example:
         >>> JaxTrainer(train, jax_config=JaxConfig(use_gpu=True), scaling_config=ScalingConfig(2, use_gpu=True))

@@ -1,7 +1,7 @@
 """LightGBM's network: a port for each rank, and in each rank the list of all of them.
 
-LightGBM connects the ranks itself, within ``lightgbm.train``. It shares its port with nobody, so the port is reserved
-only until the training function asks for the parameters.
+LightGBM connects the ranks itself, within ``lightgbm.train``. It does not share its port, so the port is reserved
+only until the training function requests the parameters.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LightGBMBackend(Backend):
 
 
 class _Membership:
-    """What this process holds of its group: one instance per process."""
+    """The membership of this process in its group: one instance per process."""
 
     def __init__(self) -> None:
         self.port = ReservedPort()

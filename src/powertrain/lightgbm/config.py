@@ -12,7 +12,7 @@ from powertrain.config.checks import Config
 
 @dataclass(frozen=True, repr=False)
 class LightGBMConfig(Config, BackendConfig):
-    """How LightGBM's workers are connected. There is nothing to choose.
+    """Connection of LightGBM's workers. There is nothing to choose.
 
     Example:
         >>> LightGBMTrainer(train, lightgbm_config=LightGBMConfig())

@@ -8,7 +8,7 @@ from powertrain.frameworks.boosting.library import BoostingLibrary
 
 
 class LightGBMLibrary(BoostingLibrary):
-    """How models of LightGBM are read and counted."""
+    """Models of LightGBM: reading them, and counting their rounds."""
 
     def read_booster(self, path: str) -> Any:
         """Return the booster of a file."""

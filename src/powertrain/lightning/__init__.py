@@ -54,7 +54,8 @@ class TraceCallback(metaclass=PackageClass, build=_traced):
 
     if TYPE_CHECKING:  # what it stands for is a class of Lightning's
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make an instance of the class for the package in use."""
 
 
 RayDDPStrategy = DDPStrategy

@@ -41,8 +41,10 @@ class LightningEnvironment(
     metaclass=PackageClass,
     build=derived(_WorkerEnvironment, "plugins", "environments", "LightningEnvironment"),
 ):
-    """Tells Lightning's Trainer the ranks of a worker. The strategies of this package bring it along. In a Slurm job
-    name it all the same: Lightning looks at Slurm's variables first.
+    """Tells Lightning's Trainer the ranks of a worker.
+
+    The strategies of this package bring it along. In a Slurm job name it all the same: Lightning looks at Slurm's
+    variables first.
 
     Example::
 
@@ -51,4 +53,5 @@ class LightningEnvironment(
 
     if TYPE_CHECKING:  # what it stands for is a class of Lightning's
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make an instance of the class for the package in use."""

@@ -1,4 +1,4 @@
-"""Which Lightning a program uses: ``lightning`` and ``pytorch_lightning`` have classes of their own each.
+"""The Lightning that a program uses: ``lightning`` and ``pytorch_lightning`` have classes of their own each.
 
 A Trainer takes only strategies and plugins that are derived from classes of its own package, and ``pip install
 lightning`` installs both packages. So the classes here choose their bases when they are first used, after the program
@@ -69,6 +69,7 @@ class PackageClass(type):
         return cls._built[key]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an instance of the class for the package in use."""
         return cls.concrete()(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:

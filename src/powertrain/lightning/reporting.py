@@ -103,8 +103,10 @@ class _Reporting:
 
 
 def _positions_after(trainer: Any) -> dict[str, Any] | None:
-    """Return the position of the data after the last batch of an epoch, with a strategy of another package: Lightning
-    leaves them without requesting another batch. None within an epoch."""
+    """Return the position of the data after the last batch of an epoch, with a strategy of another package.
+
+    Lightning leaves them without requesting another batch. None within an epoch.
+    """
     if not trainer.is_last_batch:
         return None
     return {
@@ -147,4 +149,5 @@ class ReportCallback(metaclass=PackageClass, build=callback(_Reporting)):
             *,
             every_n_steps: int | None = None,
             on_epoch_end: bool = True,
-        ) -> Any: ...
+        ) -> Any:
+            """Make an instance of the class for the package in use."""

@@ -31,17 +31,20 @@ class WorkerStrategy:
 
     @property
     def root_device(self) -> Any:
+        """The device of this worker."""
         from powertrain.torch.device import get_device
 
         return get_device()
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """The arguments of torch's distributed sampler: rank and number of ranks."""
         strategy: Any = self
         return {"num_replicas": strategy.world_size, "rank": strategy.global_rank}
 
     @property
     def cluster_environment(self) -> Any:
+        """The environment that names the ranks: always that of the run."""
         return self._environment
 
     @cluster_environment.setter
@@ -52,10 +55,12 @@ class WorkerStrategy:
         self._environment = environment
 
     def setup_environment(self) -> None:
+        """Set up the environment, and note the handler of SIGTERM that the run has installed."""
         self._sigterm_handler = signal.getsignal(signal.SIGTERM)
         super().setup_environment()  # type: ignore[misc]
 
     def on_train_start(self) -> None:
+        """Restore the run's handler of SIGTERM, and count the batches of a resumed epoch."""
         # Lightning's own handler would broadcast in the middle of other work of the ranks. The run handles the
         # signal itself, and requests a checkpoint between two steps.
         if threading.current_thread() is threading.main_thread() and self._sigterm_handler is not None:
@@ -64,10 +69,12 @@ class WorkerStrategy:
         super().on_train_start()  # type: ignore[misc]
 
     def process_dataloader(self, dataloader: Any) -> Any:
+        """Return the loader as Lightning prepares it; a dataset of the run is fed from this rank's shard."""
         dataloader = super().process_dataloader(dataloader)  # type: ignore[misc]
         return self.feeds.add(dataloader, self.lightning_module.trainer)
 
     def backward(self, closure_loss: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the backward pass on the loss, weighted by the rows of this rank's batch."""
         # The mean over ranks is then that over all rows, also where ranks have different numbers of them.
         weight = self.feeds.weight(self.lightning_module.trainer)
         if weight != 1.0:
@@ -88,6 +95,7 @@ class WorkerStrategy:
             self._own_path = before
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the object of rank ``src``; within :meth:`own_path`, each rank keeps its own path."""
         if self._own_path and isinstance(obj, (str, Path)) and str(obj) == self._own_path:
             return obj
         return super().broadcast(obj, src)  # type: ignore[misc]
@@ -205,7 +213,8 @@ class DDPStrategy(metaclass=PackageClass, build=derived(WorkerStrategy, "strateg
 
     if TYPE_CHECKING:  # what it stands for is a class of Lightning's
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make an instance of the class for the package in use."""
 
 
 class FSDPStrategy(metaclass=PackageClass, build=derived(_Sharding, "strategies", "FSDPStrategy")):
@@ -223,7 +232,8 @@ class FSDPStrategy(metaclass=PackageClass, build=derived(_Sharding, "strategies"
 
     if TYPE_CHECKING:  # what it stands for is a class of Lightning's
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make an instance of the class for the package in use."""
 
 
 class DeepSpeedStrategy(
@@ -245,4 +255,5 @@ class DeepSpeedStrategy(
 
     if TYPE_CHECKING:  # what it stands for is a class of Lightning's
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any: ...
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make an instance of the class for the package in use."""

@@ -52,7 +52,20 @@ _READ_WITHIN = 60.0
 
 
 class Result:
-    """How a run ended and what it left. What is large is read from the run's directory when it is asked for."""
+    """The end and the results of a run. Large parts are read from the run's directory on access.
+
+    Attributes:
+        metrics: Exactly the dict that rank 0 reported last; None when it never did.
+        error: The error that ``fit`` raised when training failed; None after any other end.
+        path: The run's directory, a path or an address without credentials.
+        state: "finished", "stopped", "failed", "preempted", or the current state of a live run.
+        reason: Why the run ended.
+
+    Example::
+
+        result = TorchTrainer(train_func).fit()
+        print(result.metrics["loss"], result.checkpoint)
+    """
 
     def __init__(
         self,
@@ -118,8 +131,20 @@ class Result:
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
         """Load the result of the run in this directory, of any user and after any end.
 
-        ``path`` is a plain path or an address such as ``s3://bucket/runs/name``, or, with a pyarrow or fsspec file
-        system, a path of that.
+        Args:
+            path: A plain path or an address such as ``s3://bucket/runs/name``, or, with ``storage_filesystem``, a path
+                of that.
+            storage_filesystem: A pyarrow or fsspec file system.
+
+        Returns:
+            The result; its ``state`` is the current one where the run is live.
+
+        Raises:
+            StorageError: There is no run in the directory, or it cannot be read.
+
+        Example::
+
+            result = Result.from_path("~/powertrain_runs/digits")
         """
         path = as_path(path, "Result.from_path(path=...)")
         storage = open_storage(path, filesystem=storage_filesystem, timeout=_READ_WITHIN)
@@ -168,9 +193,20 @@ class Result:
         return self.open_return_value()
 
     def open_return_value(self, *, trust: bool = False) -> Any:
-        """As :attr:`return_value`; with ``trust`` also of a run that another user, or another machine, has trained.
+        """Return :attr:`return_value`; with ``trust`` also of a run that another user, or another machine, has trained.
 
-        That is to run code from the run's directory: only do it if you trust all users who can write there.
+        Args:
+            trust: True runs code from the run's directory: only do it if you trust all users who can write there.
+
+        Returns:
+            The return value of rank 0's function; None after a failure.
+
+        Raises:
+            StorageError: Another user or another machine wrote the value, and ``trust`` is False.
+
+        Example::
+
+            value = Result.from_path("s3://bucket/runs/digits").open_return_value(trust=True)
         """
         trust = as_flag(trust, "open_return_value(trust=...)")
         if self._given is not None:
@@ -263,6 +299,10 @@ class Result:
 
         Raises:
             ConfigError: No kept checkpoint has this metric, although they have others.
+
+        Example::
+
+            best = result.get_best_checkpoint("accuracy", "max")
         """
         if not isinstance(metric, str):
             raise ConfigError(f"metric={shorten(metric)} is not the name of a metric. Give a string.")
@@ -282,8 +322,10 @@ class Result:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Findings of the diagnosis, the most severe and costliest first: from ``final_summary.json``, or from the
-        telemetry of a run that has not ended. Empty without telemetry."""
+        """Findings of the diagnosis, the most severe and costliest first. Empty without telemetry.
+
+        They are from ``final_summary.json``, or from the telemetry of a run that has not ended.
+        """
         from powertrain.diagnosis import final
 
         if self._given is not None:
@@ -301,14 +343,30 @@ class Result:
         smooth: float = 0.0,
         path: str | os.PathLike[str] | None = None,
     ) -> Figure:
-        """Plot ``metrics`` (by default all numeric ones), one below the other, as a matplotlib figure.
+        """Plot metrics, one below the other, as a matplotlib figure.
 
         Each is a line in the band from the smallest to the largest value; checkpoints are marked on it, the best with
-        a star, and failures, restarts and changes of size as upright lines. ``x`` is "row" or "time", ``rank`` a number
-        or "all". ``smooth``, from 0 up to 1, is the weight of previous values. ``ax`` draws one metric into axes of
-        yours. ``path`` also saves the figure, in the format of its suffix.
+        a star, and failures, restarts and changes of size as upright lines.
 
         Needs matplotlib: ``pip install 'powertrain[plot]'``.
+
+        Args:
+            metrics: The names of metrics; by default all numeric ones.
+            x: The horizontal axis: "row" or "time".
+            rank: The rank whose points are drawn, or "all".
+            ax: Axes to draw one metric into.
+            smooth: The weight of previous values, from 0 up to 1.
+            path: A file to save the figure to, in the format of its suffix.
+
+        Returns:
+            The figure.
+
+        Raises:
+            ConfigError: An argument has a wrong value, matplotlib is not installed, or the result has no run.
+
+        Example::
+
+            result.plot(["loss", "accuracy"], path="curves.png")
         """
         if self._given is not None:
             raise ConfigError(

@@ -17,41 +17,73 @@ logger = module_logger(__name__)
 
 @dataclass(frozen=True)
 class RunContext:
-    """The run that a callback is called for."""
+    """The run that a callback is called for.
+
+    Attributes:
+        name: The run's name.
+        path: The run's directory.
+        storage_path: The storage path that the directory lies under.
+        run_config: The trainer's ``run_config``.
+        scaling_config: The trainer's ``scaling_config``.
+        backend_config: The trainer's ``backend_config``, or ``torch_config`` and the like.
+        train_loop_config: The trainer's ``train_loop_config``.
+        end_early: Call it with a reason to end the run at its next boundary, as a stop criterion does. Any thread.
+    """
 
     name: str
-    #: The run's directory, and the storage path it lies under.
     path: str
     storage_path: str
-    #: The trainer's own arguments.
     run_config: Any = None
     scaling_config: Any = None
     backend_config: Any = None
     train_loop_config: Any = None
-    #: Call it with a reason to end the run at its next boundary, as a stop criterion does. Any thread.
     end_early: Callable[[str], None] = field(default=lambda reason: None, repr=False, compare=False)
 
 
 class UserCallback:
     """Base class for ``RunConfig(callbacks=[...])``. Override the events you are interested in.
 
-    The methods are called in the driver, on the controller's thread: keep them short.
+    The methods are called in the driver, on the controller's thread: keep them short. An exception is logged and shown
+    as a warning, and does not end the run.
+
+    Example::
+
+        class Print(UserCallback):
+            def after_report(self, run_context, metrics, checkpoint):
+                print(run_context.name, metrics[0])
+
+        trainer = TorchTrainer(train_func, run_config=RunConfig(callbacks=[Print()]))
     """
 
     def after_report(
         self, run_context: RunContext, metrics: list[dict[str, Any]], checkpoint: Any | None
     ) -> None:
-        """Called when a row is complete. ``metrics`` has one dict per rank, in rank order, empty for ranks that did not
-        report."""
+        """Handle a complete row of reports.
+
+        Args:
+            run_context: The run.
+            metrics: One dict per rank, in rank order, empty for ranks that did not report.
+            checkpoint: The checkpoint that was reported with the row; None without one.
+        """
 
     def after_exception(
         self, run_context: RunContext, worker_exceptions: Mapping[int, BaseException]
     ) -> None:
-        """Called when an attempt failed. Has by rank its exception, as ``TrainingFailedError.worker_failures``; the
-        first failing rank comes first."""
+        """Handle a failed attempt.
+
+        Args:
+            run_context: The run.
+            worker_exceptions: The exception of each failed rank, as in ``TrainingFailedError.worker_failures``; that
+                of the first failing rank comes first.
+        """
 
     def on_event(self, run_context: RunContext, event: Fact) -> None:
-        """Called with each fact of the run, as the journal keeps it."""
+        """Handle a fact of the run, as the journal keeps it.
+
+        Args:
+            run_context: The run.
+            event: The fact: see :mod:`powertrain.run.events`.
+        """
 
 
 class Callbacks:

@@ -47,7 +47,7 @@ class TensorflowBackend(Backend):
 
 
 class _Membership:
-    """What this process holds of its group: one instance per process."""
+    """The membership of this process in its group: one instance per process."""
 
     def __init__(self) -> None:
         self.port = ReservedPort()

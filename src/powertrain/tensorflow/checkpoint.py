@@ -34,6 +34,13 @@ class TensorflowCheckpoint(Checkpoint):
         Args:
             model: The model.
             preprocessor: Only None: Ray Data's preprocessors are not supported.
+
+        Returns:
+            The checkpoint, to be reported.
+
+        Example::
+
+            report({"loss": loss}, TensorflowCheckpoint.from_model(model))
         """
         return cls._saved(MODEL_FILENAME, model.save, preprocessor)
 
@@ -80,6 +87,13 @@ class TensorflowCheckpoint(Checkpoint):
         Raises:
             CheckpointError: The checkpoint holds no model.
             ImportError: tensorflow is not installed.
+
+        Returns:
+            The model.
+
+        Example::
+
+            model = TensorflowCheckpoint(result.checkpoint.path).get_model()
         """
         tf = TENSORFLOW.load("TensorflowCheckpoint.get_model")
         name = self.get_metadata().get(self.MODEL_FILENAME_KEY, MODEL_FILENAME)

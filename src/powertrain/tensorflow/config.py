@@ -12,7 +12,7 @@ from powertrain.config.checks import Config
 
 @dataclass(frozen=True, repr=False)
 class TensorflowConfig(Config, BackendConfig):
-    """How TensorFlow's workers are connected. There is nothing to choose.
+    """Connection of TensorFlow's workers. There is nothing to choose.
 
     Example:
         >>> TensorflowTrainer(train, tensorflow_config=TensorflowConfig())

@@ -79,59 +79,59 @@ class ReportCheckpointCallback(KerasCallback):  # type: ignore[misc]
         return {reported: logs[name] for reported, name in self._names.items()}
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("epoch_begin", logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("epoch_end", logs)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("train_batch_begin", logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("train_batch_end", logs)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("test_batch_begin", logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("test_batch_end", logs)
 
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("predict_batch_begin", logs)
 
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("predict_batch_end", logs)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("train_begin", logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("train_end", logs)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("test_begin", logs)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("test_end", logs)
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("predict_begin", logs)
 
     def on_predict_end(self, logs: Any = None) -> None:
-        """Called by Keras."""
+        """Handle the hook of Keras."""
         self._on("predict_end", logs)
 
 

@@ -1,4 +1,4 @@
-"""What the processes of one run did to storage, in the order in which they did it.
+"""Record of the changes that the processes of one run made to storage, in their order.
 
 A chronicle is a directory. All processes append to one file in it, one record a ``write``, so the order of the records
 is the order of the events, whichever process they came from. It lies outside the storage it tells of.
@@ -69,7 +69,7 @@ class DirectoryFlushed(msgspec.Struct, frozen=True, tag="directory", kw_only=Tru
 
 
 class Note(msgspec.Struct, frozen=True, tag="note", kw_only=True):
-    """What the program under test wants to be known of this moment."""
+    """A remark of the program under test about this moment."""
 
     pid: int
     text: str

@@ -1,4 +1,6 @@
-"""What every engine must keep, as tests. Subclass one of the two classes and give it an ``engine``::
+"""Contract of every engine, as tests. Subclass one of the two classes and give it an ``engine``.
+
+Example::
 
     class TestMyEngine(EngineContract):
         @pytest.fixture
@@ -70,7 +72,7 @@ class ClaimOf:
 
 
 class Stage:
-    """An engine that has been started, and everything it has said."""
+    """An engine that has been started, and all its events."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -73,8 +73,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step", forbid_unknown
 
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True, tag="boundary", forbid_unknown_fields=True):
-    """The ``number``-th step of a process towards storage that is as described. Patterns are those of a shell; "*" is
-    anything."""
+    """The ``number``-th step of a process towards storage that is as described.
+
+    Patterns are those of a shell; "*" is anything.
+    """
 
     #: Which process: "controller", "uploader", "rank-0".
     role: str = "*"
@@ -110,7 +112,7 @@ class Hang(msgspec.Struct, frozen=True, tag="hang"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Stop the process with SIGSTOP until somebody sends it SIGCONT."""
+    """Stop the process with SIGSTOP until it receives SIGCONT."""
 
 
 class Slow(msgspec.Struct, frozen=True, tag="slow"):
@@ -384,7 +386,7 @@ def _hang(kind: HangKind, seconds: float) -> None:
 
 
 def _wait_in_c(library: ctypes.CDLL, seconds: float) -> None:
-    """Wait in one call of C for a condition that nobody signals: unlike a sleep of C, it goes on after a signal."""
+    """Wait in one call of C for a condition that is never signalled: unlike a sleep of C, it goes on after a signal."""
     mutex, condition = (ctypes.create_string_buffer(256) for _ in range(2))  # more than any system needs
     library.pthread_mutex_init(mutex, None)
     library.pthread_cond_init(condition, None)
@@ -398,7 +400,7 @@ _player: _Player | None = None
 
 
 def _current() -> _Player | None:
-    """What plays in this process; a forked one begins its own."""
+    """Return the script that plays in this process; a forked one begins its own."""
     global _player
     if _player is None or _player.pid != os.getpid():
         script = os.environ.get(VARIABLE)

@@ -1,4 +1,4 @@
-"""What a disk holds after a power cut: only what was flushed to it.
+"""Content of a disk after a power cut: only flushed data survives.
 
 Killing a process proves little about durability, because the kernel keeps what the process wrote. So ``os.fsync`` and
 ``os.fdatasync`` are replaced in the processes under test (:func:`watch`): each call adds to the chronicle what it made
@@ -98,7 +98,7 @@ def _state_of(descriptor: int, top: Path, log: Path) -> Record | None:
 
 
 def names_below(root: str | Path) -> list[Name]:
-    """Every name below ``root`` as it is now, a directory before what it holds; what goes meanwhile is left out."""
+    """Return every name below ``root`` as it is now, a directory before its entries; names that vanish are left out."""
     found: list[Name] = []
     waiting = [""]
     while waiting:
@@ -157,7 +157,7 @@ def _identity(descriptor: int, name: str = "") -> str:
 
 
 class Remains(NamedTuple):
-    """What lies under one name after the power cut."""
+    """The content under one name after the power cut."""
 
     #: "file", "directory" or "link".
     kind: str
@@ -166,7 +166,7 @@ class Remains(NamedTuple):
 
 
 class Disk:
-    """What was flushed so far. Give it the records of a chronicle one after another."""
+    """The data flushed so far. Give it the records of a chronicle one after another."""
 
     def __init__(self) -> None:
         self._contents: dict[str, str] = {}
@@ -183,11 +183,11 @@ class Disk:
                 self._root = record.file
 
     def with_flushed_names(self) -> dict[str, Remains]:
-        """By path, what a power cut now leaves where a name lasts only once its directory was flushed."""
+        """Return by path the content after a power cut where a name lasts only once its directory was flushed."""
         return self._walk(self._directories)
 
     def with_names(self, names: Sequence[Name]) -> dict[str, Remains]:
-        """By path, what a power cut now leaves where every name lasts and only contents are lost."""
+        """Return by path the content after a power cut where every name lasts and only contents are lost."""
         return {name.path: self._remains_of(name) for name in names}
 
     def with_some_names(self, names: Sequence[Name], chance: random.Random) -> dict[str, Remains]:
@@ -222,7 +222,7 @@ class Disk:
 def build(
     remains: dict[str, Remains], directory: str | Path, target: str | Path, *, share: bool = False
 ) -> None:
-    """Make in ``target``, which must not exist, what the power cut left. ``directory`` is the chronicle.
+    """Make in ``target``, which must not exist, the files that survive the power cut. ``directory`` is the chronicle.
 
     ``share`` saves time where the result is only read: its files are then the chronicle's own.
     """
@@ -244,7 +244,7 @@ def build(
 def materialise(
     directory: str | Path, root: str | Path, target: str | Path, *, names_survive: bool = False
 ) -> None:
-    """Make in ``target`` what a power cut now would leave of ``root``, as the chronicle at ``directory`` tells.
+    """Make in ``target`` the files of ``root`` that survive a power cut now, by the chronicle at ``directory``.
 
     With ``names_survive`` all names that ``root`` has now last, whether flushed or not.
     """

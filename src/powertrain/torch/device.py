@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 def device_of_loader() -> torch.device:
-    # Here, because that module exports prepare_data_loader too.
-
+    """Return the device to which batches are moved; here, because that module exports ``prepare_data_loader`` too."""
     return get_device()
 
 

@@ -108,6 +108,7 @@ class DistributedModel(DistributedDataParallel):
         _weigh_when_needed(self)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state of the model inside, without the prefix ``module.``; the arguments are torch's."""
         state = super().state_dict(*args, **kwargs)
         if not _is_called_by_torch_checkpoint():
             prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
@@ -117,6 +118,16 @@ class DistributedModel(DistributedDataParallel):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
+        """Load a state whose keys may have the prefix ``module.`` or not.
+
+        Args:
+            state_dict: The state.
+            strict: Refuse missing and unexpected keys, as torch does.
+            assign: Keep the tensors of the state itself, as torch does.
+
+        Returns:
+            The missing and the unexpected keys, as torch returns them.
+        """
         named: Any = dict(state_dict)
         self._add_wrapper_name(named, "")
         metadata = getattr(state_dict, "_metadata", None)

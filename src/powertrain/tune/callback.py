@@ -27,8 +27,15 @@ class Callback:
     """Base class of callbacks of a sweep. Subclasses define the hooks that they need.
 
     The hooks are called in the process that called ``Tuner.fit``, one at a time, on threads of the sweep: keep them
-    short.
-    Each gets ``**info``, so that later versions can add arguments.
+    short. Each gets ``**info``, so that later versions can add arguments.
+
+    Example::
+
+        class Print(tune.Callback):
+            def on_trial_result(self, iteration, trials, trial, result, **info):
+                print(trial, result["loss"])
+
+        tune.Tuner(train, run_config=RunConfig(callbacks=[Print()]))
     """
 
     def setup(
@@ -48,7 +55,7 @@ class Callback:
         """
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Take notice that the sweep begins a round of work.
+        """Handle the beginning of a round of work.
 
         Args:
             iteration: How many rounds there have been.
@@ -57,10 +64,10 @@ class Callback:
         """
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Take notice that the sweep has ended a round of work. Arguments as for :meth:`on_step_begin`."""
+        """Handle the end of a round of work. Arguments as for :meth:`on_step_begin`."""
 
     def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Take notice of a trial that was started.
+        """Handle a trial that was started.
 
         Args:
             iteration: How many rounds of work the sweep has done.
@@ -70,15 +77,15 @@ class Callback:
         """
 
     def on_trial_restore(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Take notice of a trial that continues from a checkpoint. Arguments as for :meth:`on_trial_start`."""
+        """Handle a trial that continues from a checkpoint. Arguments as for :meth:`on_trial_start`."""
 
     def on_trial_save(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Take notice of a trial that has saved a checkpoint. Arguments as for :meth:`on_trial_start`."""
+        """Handle a trial that has saved a checkpoint. Arguments as for :meth:`on_trial_start`."""
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
-        """Take notice of a report. The search algorithm and the scheduler have seen it already.
+        """Handle a report. The search algorithm and the scheduler have seen it already.
 
         Args:
             iteration: How many rounds of work the sweep has done.
@@ -89,18 +96,18 @@ class Callback:
         """
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Take notice of a trial that finished or was stopped. Arguments as for :meth:`on_trial_start`."""
+        """Handle a trial that finished or was stopped. Arguments as for :meth:`on_trial_start`."""
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Take notice of a trial that failed and is started again. Arguments as for :meth:`on_trial_start`."""
+        """Handle a trial that failed and is started again. Arguments as for :meth:`on_trial_start`."""
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Take notice of a trial that failed for good. Arguments as for :meth:`on_trial_start`."""
+        """Handle a trial that failed for good. Arguments as for :meth:`on_trial_start`."""
 
     def on_checkpoint(
         self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Checkpoint, **info: Any
     ) -> None:
-        """Take notice of a checkpoint that was committed.
+        """Handle a checkpoint that was committed.
 
         Args:
             iteration: How many rounds of work the sweep has done.
@@ -111,7 +118,7 @@ class Callback:
         """
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
-        """Take notice that all trials have ended.
+        """Handle the end of all trials.
 
         Args:
             trials: All trials.
@@ -119,11 +126,15 @@ class Callback:
         """
 
     def get_state(self) -> dict[str, Any] | None:
-        """Return what :meth:`set_state` needs after a restart of the sweep; None for nothing."""
+        """Return the state that :meth:`set_state` needs after a restart of the sweep; None for none."""
         return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what :meth:`get_state` returned before a restart of the sweep."""
+        """Restore the state that :meth:`get_state` returned before a restart of the sweep.
+
+        Args:
+            state: The state.
+        """
 
 
 #: Hooks that a sweep calls with keyword arguments.
@@ -131,7 +142,7 @@ HOOKS = frozenset(name for name in vars(Callback) if name == "setup" or name.sta
 
 
 class CallbackList:
-    """Calls each callback in turn and survives what they raise.
+    """Calls each callback in turn and survives their exceptions.
 
     Args:
         callbacks: The callbacks. One that has no method of the name of a hook is passed over.

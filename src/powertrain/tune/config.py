@@ -90,7 +90,14 @@ def _function(value: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class TuneConfig(Config):
-    """How a sweep searches."""
+    """Search of a sweep: metric, searcher, scheduler and number of trials.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value.
+
+    Example::
+
+        tune.Tuner(train, tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=16))
+    """
 
     mode: str | list[str] | None = option(None, optional(_mode))
     """Whether the metric is to be small ("min") or large ("max"); a list for several objectives."""
@@ -146,7 +153,7 @@ class TuneConfig(Config):
 
 
 class ResumeType(Enum):
-    """What a restored sweep does with a trial: run it on, run it again from the beginning, or leave it."""
+    """The action of a restored sweep for a trial: continue it, run it again from the beginning, or leave it."""
 
     RESUME = "resume"
     RESTART = "restart"
@@ -155,12 +162,16 @@ class ResumeType(Enum):
 
 @dataclass(frozen=True)
 class ResumeConfig:
-    """Which trials a restored sweep runs.
+    """The trials that a restored sweep runs.
 
     Args:
         finished: Trials that ended well.
         unfinished: Trials that were running or waiting.
         errored: Trials that failed.
+
+    Example::
+
+        tune.run(train, name="search", resume_config=tune.ResumeConfig(errored=tune.ResumeConfig.ResumeType.RESTART))
     """
 
     finished: ResumeType = ResumeType.SKIP

@@ -1,5 +1,7 @@
-"""Pure: the results of a sweep as a piece of HTML, for notebooks. Made as the card of a run is: no script, no style
-sheet, and every word that comes from a trial is escaped."""
+"""Pure: the results of a sweep as a piece of HTML, for notebooks.
+
+It is made as the card of a run is: no script, no style sheet, and every word that comes from a trial is escaped.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A sweep as a matplotlib figure: learning curves, parallel coordinates, and how much each parameter matters.
 
-As for the curves of a run, pyplot is never used: no window is opened, and nobody but the caller keeps the figure.
+As for the curves of a run, pyplot is never used: no window is opened, and only the caller keeps the figure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MISSING: Any = object()
 
 
 class SweepResults(Protocol):
-    """What is drawn of a sweep: :class:`powertrain.tune.ResultGrid`."""
+    """The parts of a sweep that are drawn: :class:`powertrain.tune.ResultGrid`."""
 
     @property
     def trials(self) -> list[Trial]:

@@ -21,6 +21,11 @@ def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
 
     Raises:
         ConfigError: The name is no text, or the trainable can never be run.
+
+    Example::
+
+        tune.register_trainable("digits", train)
+        tune.Tuner("digits", param_space={"lr": tune.loguniform(1e-4, 1e-1)})
     """
     from powertrain.trainer import DataParallelTrainer
 

@@ -31,6 +31,11 @@ class ResultGrid:
 
     ``grid[0]``, ``len(grid)`` and iteration give :class:`~powertrain.Result` objects, which read their run's directory
     when they are asked for something large.
+
+    Example::
+
+        for result in tuner.fit():
+            print(result.metrics, result.error)
     """
 
     def __init__(
@@ -57,8 +62,15 @@ class ResultGrid:
             path: The directory of the sweep.
             storage_filesystem: A pyarrow or fsspec file system that ``path`` is a path of.
 
+        Returns:
+            The results of all trials so far.
+
         Raises:
             ConfigError: There is no sweep.
+
+        Example::
+
+            grid = ResultGrid.from_path("~/powertrain_runs/search")
         """
         from powertrain.storage import open_storage
 
@@ -95,17 +107,17 @@ class ResultGrid:
 
     @property
     def errors(self) -> list[BaseException]:
-        """What the failed trials raised."""
+        """The exceptions of the failed trials."""
         return [self._error(trial) for trial in self.trials if trial.status == tr.ERROR]
 
     @property
     def num_errors(self) -> int:
-        """How many trials have failed."""
+        """The number of failed trials."""
         return sum(trial.status == tr.ERROR for trial in self.trials)
 
     @property
     def num_terminated(self) -> int:
-        """How many trials have ended well, or were stopped early."""
+        """The number of trials that have ended well, or were stopped early."""
         return sum(trial.status == tr.TERMINATED for trial in self.trials)
 
     def get_best_result(
@@ -129,6 +141,10 @@ class ResultGrid:
 
         Raises:
             ConfigError: There is no metric or mode, or no trial has reported the metric.
+
+        Example::
+
+            best = grid.get_best_result(metric="loss", mode="min")
         """
         if len(self) == 1 and not (metric or self._state.metric):
             return self[0]
@@ -161,8 +177,15 @@ class ResultGrid:
             filter_metric: Take the report of each trial in which this metric was best.
             filter_mode: "max" or "min".
 
+        Returns:
+            A DataFrame with a column for each metric, and "config/..." for each value of the configuration.
+
         Raises:
             ConfigError: Only one of the two is given.
+
+        Example::
+
+            grid.get_dataframe("loss", "min").sort_values("loss")
         """
         import pandas as pd
 
@@ -190,13 +213,27 @@ class ResultGrid:
         Args:
             metric: The metric to show; by default that of ``TuneConfig``.
             mode: "max" or "min".
+
+        Returns:
+            A matplotlib figure.
+
+        Raises:
+            ConfigError: There is no metric or mode.
+
+        Example::
+
+            grid.plot("loss", "min").savefig("sweep.png")
         """
         from powertrain.tune.plots import draw_sweep
 
         return draw_sweep(self, self._metric(metric), self._mode(mode))
 
     def curves(self, metric: str) -> dict[str, list[tuple[int, float]]]:
-        """Return by trial its reports of a metric, as (iteration, value) pairs."""
+        """Return by trial its reports of a metric, as (iteration, value) pairs.
+
+        Args:
+            metric: The name of the metric.
+        """
         from powertrain.checkpoint.manifest import from_json_value
         from powertrain.tune.sweep.journal.events import TrialReported
 

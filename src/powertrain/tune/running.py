@@ -125,6 +125,12 @@ def run(
     Raises:
         ConfigError: An argument cannot be used.
         TuneError: A trial has failed, and ``raise_on_failed_trial`` is True.
+
+    Example::
+
+        analysis = tune.run(train, config={"lr": tune.loguniform(1e-4, 1e-1)}, num_samples=16, metric="loss",
+        mode="min")
+        print(analysis.best_config)
     """
     trainable = run_or_experiment
     if resources_per_trial is not None:
@@ -308,7 +314,12 @@ class ExperimentAnalysis:
         }
 
     def dataframe(self, metric: str | None = None, mode: str | None = None) -> pd.DataFrame:
-        """Return one row for each trial: its last report, or that in which the metric was best."""
+        """Return one row for each trial: its last report, or that in which the metric was best.
+
+        Args:
+            metric: Take the report of each trial in which this metric was best; None for the last report.
+            mode: "max" or "min".
+        """
         return self.result_grid.get_dataframe(metric, (mode or self.default_mode) if metric else None)
 
     def get_best_trial(
@@ -318,7 +329,17 @@ class ExperimentAnalysis:
         scope: str = "last",
         filter_nan_and_inf: bool = True,
     ) -> Trial | None:
-        """Return the best trial; None where none has reported the metric."""
+        """Return the best trial; None where none has reported the metric.
+
+        Args:
+            metric: The metric to compare; by default that of the sweep.
+            mode: "max" or "min"; by default that of the sweep.
+            scope: The reports of each trial that are compared, as for ``ResultGrid.get_best_result``.
+            filter_nan_and_inf: Whether trials whose value is not finite are passed over.
+
+        Raises:
+            ConfigError: There is no metric or mode.
+        """
         try:
             return self.result_grid._best_trial(
                 metric or self.default_metric, mode or self.default_mode, scope, filter_nan_and_inf
@@ -331,14 +352,26 @@ class ExperimentAnalysis:
     def get_best_config(
         self, metric: str | None = None, mode: str | None = None, scope: str = "last"
     ) -> dict[str, Any] | None:
-        """Return the configuration of the best trial."""
+        """Return the configuration of the best trial; None where none has reported the metric.
+
+        Args:
+            metric: The metric to compare; by default that of the sweep.
+            mode: "max" or "min"; by default that of the sweep.
+            scope: As for :meth:`get_best_trial`.
+        """
         best = self.get_best_trial(metric, mode, scope)
         return best.config if best is not None else None
 
     def get_best_checkpoint(
         self, trial: Trial, metric: str | None = None, mode: str | None = None
     ) -> Checkpoint | None:
-        """Return the best checkpoint of a trial."""
+        """Return the best checkpoint of a trial; without a metric the newest.
+
+        Args:
+            trial: The trial.
+            metric: The metric to compare; by default that of the sweep.
+            mode: "max" or "min"; by default that of the sweep.
+        """
         result = self._result(trial)
         metric, mode = metric or self.default_metric, mode or self.default_mode
         if not metric or not mode:
@@ -346,7 +379,11 @@ class ExperimentAnalysis:
         return result.get_best_checkpoint(metric, mode)
 
     def get_last_checkpoint(self, trial: Trial | None = None) -> Checkpoint | None:
-        """Return the newest checkpoint of a trial, by default of the best."""
+        """Return the newest checkpoint of a trial.
+
+        Args:
+            trial: The trial; by default the best.
+        """
         return self._result(trial or self.best_trial).checkpoint
 
     def _result(self, trial: Trial) -> Result:

@@ -190,67 +190,162 @@ class Spec(dict[str, Any]):
 
 
 def uniform(lower: float, upper: float) -> Float:
-    """Return a float that is uniform between two bounds."""
+    """Return a float that is uniform between two bounds.
+
+    Args:
+        lower: The least value.
+        upper: The greatest value.
+
+    Example::
+
+        tune.Tuner(train, param_space={"dropout": tune.uniform(0.0, 0.5)})
+    """
     return Float(lower, upper)
 
 
 def quniform(lower: float, upper: float, q: float) -> Float:
-    """Return a float that is uniform between two bounds, rounded to multiples of ``q``."""
+    """Return a float that is uniform between two bounds, rounded to multiples of ``q``.
+
+    Args:
+        lower: The least value.
+        upper: The greatest value.
+        q: The step.
+    """
     return Float(lower, upper, step=q)
 
 
 def loguniform(lower: float, upper: float, base: float = 10) -> Float:
-    """Return a float whose logarithm is uniform. ``base`` has no effect: it does not change the distribution."""
+    """Return a float whose logarithm is uniform.
+
+    Args:
+        lower: The least value, above 0.
+        upper: The greatest value.
+        base: Without effect: it does not change the distribution.
+
+    Example::
+
+        tune.Tuner(train, param_space={"lr": tune.loguniform(1e-4, 1e-1)})
+    """
     return Float(lower, upper, is_log=True)
 
 
 def qloguniform(lower: float, upper: float, q: float, base: float = 10) -> Float:
-    """Return a float whose logarithm is uniform, rounded to multiples of ``q``. ``base`` has no effect."""
+    """Return a float whose logarithm is uniform, rounded to multiples of ``q``.
+
+    Args:
+        lower: The least value, above 0.
+        upper: The greatest value.
+        q: The step.
+        base: Without effect.
+    """
     return Float(lower, upper, is_log=True, step=q)
 
 
 def randn(mean: float = 0.0, sd: float = 1.0) -> Normal:
-    """Return a normally distributed float."""
+    """Return a normally distributed float.
+
+    Args:
+        mean: The mean.
+        sd: The standard deviation.
+    """
     return Normal(mean, sd)
 
 
 def qrandn(mean: float, sd: float, q: float) -> Normal:
-    """Return a normally distributed float, rounded to multiples of ``q``."""
+    """Return a normally distributed float, rounded to multiples of ``q``.
+
+    Args:
+        mean: The mean.
+        sd: The standard deviation.
+        q: The step.
+    """
     return Normal(mean, sd, q)
 
 
 def randint(lower: int, upper: int) -> Integer:
-    """Return a whole number from ``lower`` up to, but without, ``upper``."""
+    """Return a whole number from ``lower`` up to, but without, ``upper``.
+
+    Args:
+        lower: The least value.
+        upper: The first value above the greatest.
+
+    Example::
+
+        tune.Tuner(train, param_space={"layers": tune.randint(1, 5)})
+    """
     return Integer(lower, upper - 1)
 
 
 def qrandint(lower: int, upper: int, q: int = 1) -> Integer:
-    """Return a multiple of ``q`` from ``lower`` up to and including ``upper``."""
+    """Return a multiple of ``q`` from ``lower`` up to and including ``upper``.
+
+    Args:
+        lower: The least value.
+        upper: The greatest value.
+        q: The step.
+    """
     return Integer(lower, upper, step=q)
 
 
 def lograndint(lower: int, upper: int, base: float = 10) -> Integer:
-    """Return a whole number below ``upper`` whose logarithm is uniform. ``base`` has no effect."""
+    """Return a whole number below ``upper`` whose logarithm is uniform.
+
+    Args:
+        lower: The least value, above 0.
+        upper: The first value above the greatest.
+        base: Without effect.
+    """
     return Integer(lower, upper - 1, is_log=True)
 
 
 def qlograndint(lower: int, upper: int, q: int, base: float = 10) -> Integer:
-    """Return a multiple of ``q``, ``upper`` included, whose logarithm is uniform. ``base`` has no effect."""
+    """Return a multiple of ``q``, ``upper`` included, whose logarithm is uniform.
+
+    Args:
+        lower: The least value, above 0.
+        upper: The greatest value.
+        q: The step.
+        base: Without effect.
+    """
     return Integer(lower, upper, is_log=True, step=q)
 
 
 def choice(categories: Sequence[Any]) -> Categorical:
-    """Return one of some values."""
+    """Return one of some values.
+
+    Args:
+        categories: The values.
+
+    Example::
+
+        tune.Tuner(train, param_space={"activation": tune.choice(["relu", "gelu"])})
+    """
     return Categorical(list(categories) if isinstance(categories, (set, frozenset, range)) else categories)
 
 
 def sample_from(func: Callable[..., Any]) -> Function:
-    """Return what a function returns, which is called with the entries drawn so far: ``lambda spec: spec.config.x``."""
+    """Return the value of a function.
+
+    Args:
+        func: Called with the entries drawn so far.
+
+    Example::
+
+        tune.Tuner(train, param_space={"x": tune.uniform(0, 1), "y": tune.sample_from(lambda spec: spec.config.x**2)})
+    """
     return Function(func)
 
 
 def grid_search(values: Sequence[Any]) -> dict[str, Any]:
-    """Return an entry of which every value is tried: with two grids, every pair."""
+    """Return an entry of which every value is tried: with two grids, every pair.
+
+    Args:
+        values: The values.
+
+    Example::
+
+        tune.Tuner(train, param_space={"batch_size": tune.grid_search([32, 64])})
+    """
     return {_GRID_KEY: values}
 
 

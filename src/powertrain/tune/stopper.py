@@ -1,4 +1,4 @@
-"""When trials, or the whole sweep, end early: ``RunConfig(stop=...)``.
+"""Early ends of trials, or of the whole sweep: ``RunConfig(stop=...)``.
 
 A stopper is called once for each report, in the order in which the sweep receives them. After a restart the sweep makes
 a new one and repeats the recorded calls, so a stopper that only looks at its calls continues where it was. ``stop_all``
@@ -27,7 +27,19 @@ _MOST = 2**62
 
 
 class Stopper:
-    """Base class of stoppers. Subclasses define both methods."""
+    """Base class of stoppers. Subclasses define both methods.
+
+    Example::
+
+        class Enough(tune.Stopper):
+            def __call__(self, trial_id, result):
+                return result["accuracy"] > 0.99
+
+            def stop_all(self):
+                return False
+
+        tune.Tuner(train, run_config=RunConfig(stop=Enough()))
+    """
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return whether a trial ends after a report.
@@ -39,11 +51,15 @@ class Stopper:
         raise NotImplementedError
 
     def stop_all(self) -> bool:
-        """Return whether all trials end and no more are started. Asked after each report and twice a second."""
+        """Return whether all trials end and no more are started. Called after each report and twice a second."""
         raise NotImplementedError
 
     def forget(self, trial_id: str) -> None:
-        """Take notice of a failed trial that begins anew, as if it had never reported."""
+        """Forget the reports of a failed trial that begins anew.
+
+        Args:
+            trial_id: The trial.
+        """
 
 
 class NoopStopper(Stopper):
@@ -63,6 +79,10 @@ class MaximumIterationStopper(NoopStopper):
 
     Args:
         max_iter: How many reports a trial makes.
+
+    Example::
+
+        tune.Tuner(train, run_config=RunConfig(stop=MaximumIterationStopper(100)))
     """
 
     def __init__(self, max_iter: int) -> None:
@@ -84,6 +104,10 @@ class FunctionStopper(NoopStopper):
 
     Args:
         function: Called with the id of a trial and its report.
+
+    Example::
+
+        RunConfig(stop=FunctionStopper(lambda trial_id, result: result["loss"] < 0.01))
     """
 
     def __init__(self, function: Callable[[str, dict[str, Any]], bool]) -> None:
@@ -157,6 +181,10 @@ class TrialPlateauStopper(NoopStopper):
         metric_threshold: A value that the metric must have reached first: at most this for mode "min", at least
             this for mode "max".
         mode: "min" or "max"; only needed with ``metric_threshold``.
+
+    Example::
+
+        RunConfig(stop=TrialPlateauStopper("loss", std=0.001, num_results=10))
     """
 
     def __init__(
@@ -211,6 +239,10 @@ class ExperimentPlateauStopper(Stopper):
         top: How many of the best results are compared.
         mode: "min" or "max".
         patience: How many reports the plateau must last.
+
+    Example::
+
+        RunConfig(stop=ExperimentPlateauStopper("loss", std=0.001, mode="min"))
     """
 
     def __init__(
@@ -250,6 +282,10 @@ class TimeoutStopper(NoopStopper):
     Args:
         timeout: Seconds, or a ``datetime.timedelta``.
         clock: Returns the time in seconds.
+
+    Example::
+
+        RunConfig(stop=TimeoutStopper(datetime.timedelta(hours=2)))
     """
 
     def __init__(self, timeout: float | timedelta, clock: Callable[[], float] = time.monotonic) -> None:
@@ -286,6 +322,10 @@ class CombinedStopper(Stopper):
 
     Args:
         *stoppers: The stoppers.
+
+    Example::
+
+        RunConfig(stop=CombinedStopper(MaximumIterationStopper(100), TimeoutStopper(3600)))
     """
 
     def __init__(self, *stoppers: Stopper) -> None:

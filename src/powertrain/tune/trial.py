@@ -1,6 +1,7 @@
 """A trial of a sweep: one configuration, and what its run has reported so far.
 
-Values without effects; only :attr:`Trial.checkpoint` looks into the storage."""
+Values without effects; only :attr:`Trial.checkpoint` looks into the storage.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +157,7 @@ class Trial:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it has nothing left to do."""
+        """True where it has nothing left to do."""
         return self.status in ENDED
 
     def add_report(self, result: Mapping[str, Any]) -> bool:

@@ -128,8 +128,15 @@ class Tuner:
             param_space: The space, where it holds objects that changed since.
             storage_filesystem: A pyarrow or fsspec file system that ``path`` is a path of.
 
+        Returns:
+            The Tuner; ``fit`` continues the sweep.
+
         Raises:
             ConfigError: There is no sweep, or it does not keep what it was made of.
+
+        Example::
+
+            results = tune.Tuner.restore("~/powertrain_runs/search", resume_errored=True).fit()
         """
         path = as_path(path, "Tuner.restore(path=...)")
         storage = _open(path, storage_filesystem)
@@ -158,7 +165,20 @@ class Tuner:
 
     @classmethod
     def can_restore(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> bool:
-        """Return whether there is a sweep at ``path`` that :meth:`restore` can continue."""
+        """Return whether there is a sweep at ``path`` that :meth:`restore` can continue.
+
+        Args:
+            path: The directory of the sweep.
+            storage_filesystem: A pyarrow or fsspec file system that ``path`` is a path of.
+
+        Returns:
+            Whether there is one.
+
+        Example::
+
+            if tune.Tuner.can_restore(path):
+                tuner = tune.Tuner.restore(path)
+        """
         try:
             storage = _open(as_path(path, "Tuner.can_restore(path=...)"), storage_filesystem)
             sweep_record.read(storage)
@@ -169,8 +189,15 @@ class Tuner:
     def get_results(self) -> ResultGrid:
         """Return the results of a sweep that was run or restored.
 
+        Returns:
+            One result for each trial.
+
         Raises:
             ConfigError: The sweep has not run.
+
+        Example::
+
+            results = tune.Tuner.restore("~/powertrain_runs/search").get_results()
         """
         if self._results is None and self._run.name is not None:
             from powertrain.tune.result_grid import ResultGrid
@@ -187,10 +214,17 @@ class Tuner:
     def fit(self) -> ResultGrid:
         """Run all trials and return their results. A sweep of the same name that did not end is continued.
 
+        Returns:
+            One result for each trial.
+
         Raises:
             ConfigError: Trials never report the metric, or a scheduler, searcher or stopper cannot be used.
             KeyboardInterrupt: The sweep was interrupted by Ctrl-C, and can be continued.
             PreemptedError: The machine ends this process soon; the sweep can be continued.
+
+        Example::
+
+            best = tuner.fit().get_best_result(metric="loss", mode="min")
         """
         from powertrain.tune.result_grid import ResultGrid
 

@@ -55,7 +55,19 @@ def runtime_directory_of(place: Place) -> str:
 
 
 def get_context() -> TrainContext:
-    """Return rank, world size, names and directories of this worker."""
+    """Return rank, world size, names and directories of this worker.
+
+    Returns:
+        The context, the same object in every call.
+
+    Raises:
+        OutsideWorkerError: It was called outside a training function.
+
+    Example::
+
+        if powertrain.get_context().get_world_rank() == 0:
+            print("this is rank 0")
+    """
     return current("get_context").context
 
 
@@ -71,24 +83,41 @@ def report(
     barrier: bool = False,
     solo: bool = False,
 ) -> None:
-    """Hand metrics, and maybe a checkpoint, to the run. Returns without waiting for the other ranks, unless the run has
-    ``RunConfig(report_barrier=True)``.
+    """Hand metrics, and maybe a checkpoint, to the run.
 
-    The k-th report of every rank forms row k; a row's checkpoint is committed once every rank has made its report
-    k. When this returns, the checkpoint's directory may be changed or deleted, and the checkpoint will be committed
-    even if this process dies. ``checkpoint_upload_mode`` SYNC also waits for the commit, and raises
-    :class:`CheckpointError` should it fail; NO_UPLOAD means that the files are in a lasting place already.
-    ``delete_local_checkpoint_after_upload`` gives the directory away, which spares a copy; so does a
-    ``checkpoint_upload_mode`` of ASYNC that is given explicitly. Its files come back should the checkpoint fail.
-    ``checkpoint_upload_fn(checkpoint, name)`` uploads instead of the run and returns the Checkpoint it made, or the one
-    it was given where its files stay in their place.
-    ``validation=True`` runs the trainer's validation function on the committed checkpoint.
+    Returns without waiting for the other ranks, unless the run has ``RunConfig(report_barrier=True)``. The k-th report
+    of every rank forms row k; a row's checkpoint is committed once every rank has made its report k. When this returns,
+    the checkpoint's directory may be changed or deleted, and the checkpoint will be committed even if this process
+    dies.
 
-    Metrics are numbers, text, dates, enums, paths, dataclasses, small tensors, and lists, sets and dicts of them; the
-    run keeps plain forms. A value that cannot be kept is left out with one warning, and never ends the training.
+    Args:
+        metrics: Numbers, text, dates, enums, paths, dataclasses, small tensors, and lists, sets and dicts of them; the
+            run keeps plain forms. A value that cannot be kept is left out with one warning, and never ends the
+            training.
+        checkpoint: The checkpoint of this rank; None for a row without one, or where the state is registered.
+        checkpoint_dir_name: The name of the checkpoint's directory in the run's directory; by default of its row.
+        checkpoint_upload_mode: SYNC also waits for the commit; NO_UPLOAD means that the files are in a lasting place
+            already. ASYNC, the default, does not wait; given explicitly it gives the directory away, as the next
+            argument.
+        delete_local_checkpoint_after_upload: True gives the directory away, which spares a copy. Its files come back
+            should the checkpoint fail.
+        checkpoint_upload_fn: ``checkpoint_upload_fn(checkpoint, name)`` uploads instead of the run, and returns the
+            Checkpoint it made, or the one it was given where its files stay in their place.
+        validation: True runs the trainer's validation function on the committed checkpoint; a ``ValidationTaskConfig``
+            also gives it arguments.
+        barrier: True waits until the row is complete.
+        solo: True keeps the metrics outside rows, for values that only some ranks have.
 
-    ``barrier=True`` waits until the row is complete. ``solo=True`` keeps the metrics outside rows, for values that
-    only some ranks have.
+    Raises:
+        ReportError: An argument has a wrong value.
+        CheckpointError: The checkpoint cannot be saved; with SYNC also: it was not committed.
+        OutsideWorkerError: It was called outside a training function.
+
+    Example::
+
+        with powertrain.checkpoint_dir() as directory:
+            torch.save(model.state_dict(), os.path.join(directory, "model.pt"))
+            powertrain.report({"loss": loss}, Checkpoint.from_directory(directory))
     """
     session = current("report")
     if barrier is not False:
@@ -198,7 +227,13 @@ def _automatic_checkpoint(session: Session, row: int, save_now: bool) -> Checkpo
 def checkpoint_dir() -> CheckpointDirectory:
     """Return a new directory for a checkpoint's files. To ``report`` it costs a rename, whatever its size.
 
-    It is a path, and also a context that removes a directory that was not reported::
+    Returns:
+        A path, which is also a context that removes a directory that was not reported.
+
+    Raises:
+        OutsideWorkerError: It was called outside a training function.
+
+    Example::
 
         with powertrain.checkpoint_dir() as directory:
             torch.save(model.state_dict(), os.path.join(directory, "model.pt"))
@@ -228,8 +263,23 @@ def get_all_reported_checkpoints(
 ) -> list[ReportedCheckpoint]:
     """Return every kept checkpoint of this run with its metrics and validation status, oldest first.
 
-    Waits until all that this rank has reported so far are committed and, in the default mode, validated; at most
-    ``timeout_s`` seconds.
+    Waits until all that this rank has reported so far are committed and, in the default mode, validated.
+
+    Args:
+        consistency_mode: Whether to wait for validations too.
+        timeout_s: Seconds to wait, at most; None for no limit.
+
+    Returns:
+        The checkpoints.
+
+    Raises:
+        ReportError: An argument has a wrong value.
+        OutsideWorkerError: It was called outside a training function.
+
+    Example::
+
+        for reported in powertrain.get_all_reported_checkpoints(timeout_s=60):
+            print(reported.checkpoint.path, reported.metrics, reported.status)
     """
     session = current("get_all_reported_checkpoints")
     from powertrain.checkpoint.checkpoint import ReportedCheckpoint, ReportedCheckpointStatus
@@ -254,21 +304,35 @@ def get_all_reported_checkpoints(
 
 
 def should_checkpoint() -> bool:
-    """Return True when the run wants a checkpoint now: it is about to end, to lose workers or to get more. Call it once
-    per step on every rank; all get the same value.
+    """Return True when the run wants a checkpoint now: it is about to end, to lose workers or to get more.
 
-    A loop that calls it can save before that: save, ``report`` the checkpoint, and the function ends there.
+    Call it once per step on every rank; all get the same value. A loop that calls it can save before that: save,
+    ``report`` the checkpoint, and the function ends there.
+
+    Returns:
+        Whether to save and report a checkpoint now.
+
+    Raises:
+        OutsideWorkerError: It was called outside a training function.
+
+    Example::
+
+        if step % 1000 == 0 or powertrain.should_checkpoint():
+            powertrain.report(metrics, powertrain.save_state(model=model, optimizer=optimizer))
     """
     return current("should_checkpoint").boundaries.check_save()
 
 
 @dataclass(frozen=True)
 class PreemptionInfo:
-    """Ranks that are about to be taken away."""
+    """Ranks that are about to be taken away.
 
-    #: Unix milliseconds at which the first of them goes; None where unknown.
+    Attributes:
+        deadline_ms: Unix milliseconds at which the first of them goes; None where unknown.
+        preempted_node_to_ranks: Ranks by the node that they are on.
+    """
+
     deadline_ms: int | None
-    #: Ranks by the node that they are on.
     preempted_node_to_ranks: dict[str, list[int]]
 
     @property
@@ -288,6 +352,17 @@ def get_preemption_info() -> PreemptionInfo | None:
     Call it equally often on every rank, once per step: all get the same value at the same place, without waiting for
     each other. Save and ``report`` a checkpoint when it is not ``None``: the function ends at that report, and the run
     resumes from there, now with fewer workers or when it is started again.
+
+    Returns:
+        The ranks that will go, and when.
+
+    Raises:
+        OutsideWorkerError: It was called outside a training function.
+
+    Example::
+
+        if powertrain.get_preemption_info() is not None:
+            powertrain.report(metrics, powertrain.save_state(model=model))
     """
     known = current("get_preemption_info").boundaries.check_preemption()
     return PreemptionInfo(known.deadline_ms, dict(known.ranks)) if known is not None else None
@@ -298,8 +373,26 @@ def get_dataset_shard(
 ) -> DataShard | StreamedShard:
     """Return this rank's shard of a dataset of the trainer, to be iterated once per epoch.
 
-    After a restart it continues with the next batch, once the loop has called ``get_checkpoint``. ``state_dict`` sets
-    it to the position that ``shard.state_dict()`` returned.
+    After a restart it continues with the next batch, once the loop has called ``get_checkpoint``.
+
+    Args:
+        dataset_name: The name in ``datasets=`` of the trainer.
+        state_dict: A position that ``shard.state_dict()`` returned, to continue from.
+
+    Returns:
+        The shard, the same object in every call with this name.
+
+    Raises:
+        ArgumentError: ``dataset_name`` is not a string.
+        ConfigError: The trainer has no such dataset.
+        DataError: ``state_dict`` is not a position in the dataset.
+        OutsideWorkerError: It was called outside a training function.
+
+    Example::
+
+        shard = powertrain.get_dataset_shard("train")
+        for batch in shard.iter_torch_batches(batch_size=32):
+            ...
     """
     session = current("get_dataset_shard")
     if not isinstance(dataset_name, str):
@@ -311,12 +404,36 @@ def get_dataset_shard(
 
 
 def barrier() -> None:
-    """Wait until every rank has called this."""
+    """Wait until every rank has called this.
+
+    Raises:
+        CollectiveError: The ranks called different functions, or a rank has ended.
+
+    Example::
+
+        if get_context().get_world_rank() == 0:
+            download()
+        powertrain.collective.barrier()
+    """
     current("collective.barrier").meet("barrier")
 
 
 def broadcast_from_rank_zero(data: T) -> T:
-    """Return rank 0's ``data`` on every rank. All ranks must call it; the arguments of the others are ignored."""
+    """Return rank 0's data on every rank. All ranks must call it.
+
+    Args:
+        data: The value to send; the arguments of other ranks are ignored.
+
+    Returns:
+        The value of rank 0.
+
+    Raises:
+        CollectiveError: The data cannot be pickled or is too large, or the ranks called different functions.
+
+    Example::
+
+        seed = powertrain.collective.broadcast_from_rank_zero(random.getrandbits(32))
+    """
     session = current("collective.broadcast_from_rank_zero")
     mine = session.place.rank == 0
     received = session.meet("broadcast_from_rank_zero", _pickled(data) if mine else b"")

@@ -109,6 +109,7 @@ class Session:
         return final_name(row, given or "", self.place.saving.tag)
 
     def close(self) -> None:
+        """Close the datasets and the mark of this rank."""
         self.data.close()
         self.mark.close()
 
@@ -215,11 +216,21 @@ class TrainContext:
         return self._session.boundaries.resize_to > 0
 
     def batch_plan(self, global_batch_size: int, max_micro_batch: int | None = None) -> BatchPlan:
-        """Return this rank's part of each optimizer step, so that ``global_batch_size`` samples go into it at any world
-        size.
+        """Return this rank's part of each optimizer step, for one global batch size at any world size.
 
         A model from ``prepare_model`` weighs this rank's gradient accordingly, by the plan that was made or iterated
         last: see :class:`BatchPlan`.
+
+        Args:
+            global_batch_size: Samples of one optimizer step, over all ranks.
+            max_micro_batch: The most samples that fit on the device at once; None for no limit.
+
+        Returns:
+            The plan: the micro-batches of this rank, and the weight of its gradient.
+
+        Example::
+
+            plan = powertrain.get_context().batch_plan(global_batch_size=256, max_micro_batch=32)
         """
         from powertrain.worker.data import batch_plan
 
@@ -239,6 +250,7 @@ def open_session(session: Session) -> None:
 
 
 def close_session() -> None:
+    """End this process's session."""
     global _session
     _session = None
 
@@ -259,14 +271,27 @@ def current(caller: str) -> Session:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """Return the checkpoint to resume from: this run's newest at the start of the attempt, or
-    ``resume_from_checkpoint``.
+    """Return the checkpoint to resume from.
 
-    From then on the shards of this run's datasets go on where that checkpoint found them.
+    It is this run's newest at the start of the attempt, or ``resume_from_checkpoint``. From then on the shards of this
+    run's datasets continue from the position in that checkpoint.
 
     After a report of this rank with a wait (``checkpoint_upload_mode`` SYNC, ``barrier=True``, or
     ``RunConfig(report_barrier=True)``), it is the newest checkpoint that was reported; it is committed when this
     returns.
+
+    Returns:
+        The checkpoint; None at the start of a new run.
+
+    Raises:
+        OutsideWorkerError: It was called outside a training function.
+
+    Example::
+
+        checkpoint = powertrain.get_checkpoint()
+        if checkpoint is not None:
+            with checkpoint.as_directory() as directory:
+                model.load_state_dict(torch.load(os.path.join(directory, "model.pt")))
     """
     session = current("get_checkpoint")
     if session.sees_newest and (newest := _newest_reported(session)) is not None:

@@ -45,7 +45,7 @@ class XGBoostBackend(Backend):
 
 
 class _Membership:
-    """What this process holds of its group: one instance per process."""
+    """The membership of this process in its group: one instance per process."""
 
     def __init__(self) -> None:
         self.tracker: Any = None

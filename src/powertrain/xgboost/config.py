@@ -12,7 +12,7 @@ from powertrain.config.checks import Config, one_of, option
 
 @dataclass(frozen=True, repr=False)
 class XGBoostConfig(Config, BackendConfig):
-    """How XGBoost's workers are connected.
+    """Connection of XGBoost's workers.
 
     Example:
         >>> XGBoostTrainer(train, xgboost_config=XGBoostConfig(xgboost_communicator="rabit"))

@@ -8,7 +8,7 @@ from powertrain.frameworks.boosting.library import BoostingLibrary
 
 
 class XGBoostLibrary(BoostingLibrary):
-    """How models of XGBoost are read and counted."""
+    """Models of XGBoost: reading them, and counting their rounds."""
 
     def read_booster(self, path: str) -> Any:
         """Return the booster of a file."""

@@ -14,7 +14,7 @@ _TrainerCallback: Any = load("transformers").TrainerCallback
 
 
 class ReportCallback(_TrainerCallback):  # type: ignore[misc]
-    """Report to the run whenever the Trainer saves: its newest metrics, with a copy of what it has saved.
+    """Report to the run whenever the Trainer saves: its newest metrics, with a copy of the saved checkpoint.
 
     A checkpoint of the run holds the Trainer's own in the directory ``checkpoint`` (``CHECKPOINT_NAME``), as with Ray
     Train. Metrics are the newest value of everything that the Trainer has logged, and ``step``. A training that ends
@@ -41,7 +41,7 @@ class ReportCallback(_TrainerCallback):  # type: ignore[misc]
         self._reported = -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to count what is reported."""
+        """Begin to count the reports."""
         self._reported = -1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -54,7 +54,7 @@ def prepare_trainer(trainer: Any) -> Any:
 
 
 class PreparedTrainer:
-    """What is put before the class of a prepared Trainer."""
+    """The overrides of a prepared Trainer; they come before its class."""
 
     #: Set by this class and by transformers.Trainer.
     args: Any
@@ -75,11 +75,13 @@ class PreparedTrainer:
             return super().train(directory, *args, **kwargs)  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
+        """Return the loader of the training data; for a dataset of the run, one of this rank's shard."""
         if is_of_run(self.train_dataset):
             return loader_of(self, self.train_dataset, is_training=True)
         return super().get_train_dataloader()  # type: ignore[misc]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the loader of the evaluation data; for a dataset of the run, one of this rank's shard."""
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, str):
             chosen = self.eval_dataset[chosen]
@@ -88,6 +90,7 @@ class PreparedTrainer:
         return super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the loader of test data; for a dataset of the run, one of this rank's shard."""
         if is_of_run(test_dataset):
             return loader_of(self, test_dataset, is_training=False)
         return super().get_test_dataloader(test_dataset)  # type: ignore[misc]
@@ -113,8 +116,11 @@ class PreparedTrainer:
         return output._replace(num_samples=source.rows_source.count())
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute a batch's loss. Where it counts in the average over ranks by its tokens, that average is returned:
-        ranks' losses are weighted by their rows later."""
+        """Compute a batch's loss.
+
+        Where it counts in the average over ranks by its tokens, that average is returned: ranks' losses are weighted by
+        their rows later.
+        """
         is_by_tokens = (
             self._evaluates_shard
             and self.args.average_tokens_across_devices

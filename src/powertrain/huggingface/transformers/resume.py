@@ -1,4 +1,4 @@
-"""Where a Trainer's ``train(resume_from_checkpoint=...)`` begins in a worker."""
+"""The start of a Trainer's ``train(resume_from_checkpoint=...)`` in a worker."""
 
 from __future__ import annotations
 
@@ -110,8 +110,10 @@ def _restore_step(step: int, target: str, newest: str) -> None:
 
 
 def _best_at(directory: str) -> Any:
-    """Return a callback that tells a resumed Trainer where its best checkpoint is: it knows the path before the
-    restart."""
+    """Return a callback that tells a resumed Trainer where its best checkpoint is.
+
+    The Trainer itself knows the path before the restart.
+    """
 
     def on_train_begin(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.best_model_checkpoint = state.best_model_checkpoint or directory

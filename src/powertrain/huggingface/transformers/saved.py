@@ -26,7 +26,7 @@ def is_whole(directory: str) -> bool:
 
 
 def saved_at(output_dir: str, step: int) -> str | None:
-    """Return what a Trainer has saved at ``step``; None where it has saved nothing.
+    """Return the checkpoint that a Trainer has saved at ``step``; None where it has saved none.
 
     By the step and not the newest one: the output directory may hold checkpoints of an earlier training.
     """

@@ -25,8 +25,10 @@ def _callback_base() -> Any:
 
 
 class _Attached:
-    """The hooks. A step is the time from one update of the weights to the next; batches of an evaluation
-    lie outside of steps."""
+    """The hooks of a Trainer.
+
+    A step is the time from one update of the weights to the next; batches of an evaluation lie outside of steps.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,8 +21,10 @@ _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_bases() -> tuple[Any, ...]:
-    """``Callback`` of each Lightning that this process has loaded, else of the first that is installed: under its two
-    names it has two, and a Trainer may ask for its own."""
+    """Return ``Callback`` of each Lightning that this process has loaded, else of the first that is installed.
+
+    Under its two names Lightning has two, and a Trainer may ask for its own.
+    """
     loaded = tuple(module.Callback for name in _NAMES if (module := sys.modules.get(name)) is not None)
     if loaded:
         return loaded
@@ -39,8 +41,11 @@ def _callback_bases() -> tuple[Any, ...]:
 
 
 class _Attached:
-    """The hooks. A step is the time from one update of the weights to the next, for any number of batches
-    and optimizers that takes; batches of a validation lie outside of steps."""
+    """The hooks of a Trainer.
+
+    A step is the time from one update of the weights to the next, for any number of batches and optimizers that
+    takes; batches of a validation lie outside of steps.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""TraceML's names for a traced Ray Train trainer. Every trainer of Powertrain is traced, so there is little to them:
-``TraceMLRayConfig`` is :class:`~powertrain.config.trace.TraceConfig`, and ``traceml_config`` is
-``RunConfig(trace=...)``.
+"""TraceML's names for a traced Ray Train trainer.
+
+Every trainer of Powertrain is traced, so there is little to them: ``TraceMLRayConfig`` is
+:class:`~powertrain.config.trace.TraceConfig`, and ``traceml_config`` is ``RunConfig(trace=...)``.
 
 Needs no Ray: like any trainer, ``TraceMLTorchTrainer`` runs on this machine, or on the cluster that ``powertrain.init``
 has connected to.

@@ -57,14 +57,22 @@ class _MarkedStep:
 
 
 def trace_step(model: Any = None) -> Any:
-    """Mark the code within as one training step, from ``zero_grad`` to ``optimizer.step``::
+    """Mark the code within as one training step, from ``zero_grad`` to ``optimizer.step``.
+
+    Also a decorator of a function that makes one step. A step that raises is not counted; its time is part of the next
+    one.
+
+    Args:
+        model: The model; its device and its exchange of gradients are then known from the first step on.
+
+    Returns:
+        A context manager, which is a decorator too.
+
+    Example::
 
         for batch in loader:
             with trace_step(model):
                 ...
-
-    Also a decorator of a function that makes one step. With ``model`` its device and its exchange of gradients are
-    known from the first step on. A step that raises is not counted; what it took is part of the next one.
     """
     if inspect.isroutine(model):
         return _MarkedStep(None)(model)
@@ -139,7 +147,19 @@ def _is_made_here(loader: Any, batches: Any) -> bool:
 
 
 def wrap_dataloader_fetch(iterable: Any) -> Any:
-    """``iterable``, a loader or an iterator of any kind; the time its ``next`` takes counts as waiting for input."""
+    """Return the loader with its ``next`` recorded as waiting for input.
+
+    Args:
+        iterable: A loader or an iterator of any kind.
+
+    Returns:
+        The loader or iterator to use in its place.
+
+    Example::
+
+        for batch in wrap_dataloader_fetch(loader):
+            ...
+    """
     if hasattr(iterable, "__next__"):
         return _TimedIterator(iterable, _is_made_here(iterable, iterable))
     if hasattr(iterable, "__iter__"):
@@ -180,7 +200,18 @@ class _TimedForward:
 
 
 def wrap_forward(model: Thing) -> Thing:
-    """``model`` itself; calls of it, also of ``model.forward`` directly, count as forward. Twice is once."""
+    """Record calls of a model, also of ``model.forward`` directly, as the forward phase. A second call changes nothing.
+
+    Args:
+        model: A ``torch.nn.Module``.
+
+    Returns:
+        The model itself.
+
+    Example::
+
+        model = wrap_forward(model)
+    """
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -208,10 +239,18 @@ class _TimedLoss:
 
 
 def wrap_backward(loss_or_function: Any) -> Any:
-    """Something whose ``backward`` counts as backward; or, of a function, the function doing so itself::
+    """Return a loss whose ``backward`` is recorded as the backward phase; or, for a function, a function that is.
 
-    wrap_backward(loss).backward()
-    wrap_backward(accelerator.backward)(loss)
+    Args:
+        loss_or_function: A loss, or a function that runs the backward pass.
+
+    Returns:
+        The loss or function to use in its place.
+
+    Example::
+
+        wrap_backward(loss).backward()
+        wrap_backward(accelerator.backward)(loss)
     """
     if callable(getattr(loss_or_function, "backward", None)):
         return _TimedLoss(loss_or_function)
@@ -227,7 +266,20 @@ def wrap_backward(loss_or_function: Any) -> Any:
 
 
 def wrap_optimizer(optimizer: Thing) -> Thing:
-    """``optimizer`` itself; its steps count as such, and end steps of the loop unless it marks them. Twice is once."""
+    """Record the steps of an optimizer; they also end steps of a loop that does not mark its own.
+
+    A second call changes nothing.
+
+    Args:
+        optimizer: An optimizer, or an object with a ``step`` method.
+
+    Returns:
+        The optimizer itself.
+
+    Example::
+
+        optimizer = wrap_optimizer(torch.optim.AdamW(model.parameters()))
+    """
     from torch.optim import Optimizer
 
     if isinstance(optimizer, Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):

@@ -24,8 +24,10 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _load_bases() -> tuple[type, ...]:
-    """``Callback`` of each Lightning that is loaded, else of the first that is installed: its two packages have one
-    each, and the Trainer of one does not know that of the other."""
+    """Return ``Callback`` of each Lightning that is loaded, else of the first that is installed.
+
+    Its two packages have one each, and the Trainer of one does not know that of the other.
+    """
     loaded = tuple(module.Callback for name in _PACKAGES if (module := sys.modules.get(name)) is not None)
     if loaded:
         return loaded
@@ -74,13 +76,14 @@ class TuneCallback(_LightningCallback):  # type: ignore[misc]
         self._handle(trainer=trainer, pl_module=pl_module)
 
     def _handle(self, trainer: Any, pl_module: Any) -> None:
-        """Do what the callback is for."""
+        """Handle one of the chosen hooks."""
         raise NotImplementedError
 
 
 class TuneReportCheckpointCallback(TuneCallback):
-    """Reports logged metrics, and checkpoints of the Trainer, at chosen hooks. Sanity checks before the training are
-    passed over.
+    """Reports logged metrics, and checkpoints of the Trainer, at chosen hooks.
+
+    Sanity checks before the training are passed over.
 
     Args:
         metrics: Metrics to report: a name, a list of names, or a dict from the reported name to that of
@@ -88,6 +91,10 @@ class TuneReportCheckpointCallback(TuneCallback):
         filename: The name of the Trainer's file in a checkpoint.
         save_checkpoints: Whether each report has a checkpoint.
         on: Names of hooks of Lightning's callbacks without "on_", such as "validation_end" or "train_epoch_end".
+
+    Example::
+
+        trainer = lightning.Trainer(callbacks=[TuneReportCheckpointCallback({"loss": "val_loss"}, on="validation_end")])
     """
 
     def __init__(

@@ -28,6 +28,11 @@ class TuneReportCallback(UserCallback):
 
     Raises:
         ConfigError: It is made outside of a trial.
+
+    Example::
+
+        def trial(config):
+            TorchTrainer(train, run_config=RunConfig(callbacks=[TuneReportCallback()])).fit()
     """
 
     def __init__(self) -> None:

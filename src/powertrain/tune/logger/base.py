@@ -1,4 +1,4 @@
-"""What loggers of trials have in common: their hooks, and where their files lie."""
+"""Common part of the loggers of trials: their hooks, and the places of their files."""
 
 from __future__ import annotations
 
@@ -21,19 +21,40 @@ logger = module_logger(__name__)
 
 
 class LoggerCallback(Callback):
-    """Base class of loggers. Subclasses define the ``log_trial_...`` methods that they need."""
+    """Base class of loggers. Subclasses define the ``log_trial_...`` methods that they need.
+
+    Example::
+
+        class Log(LoggerCallback):
+            def log_trial_result(self, iteration, trial, result):
+                print(trial, result)
+
+        tune.Tuner(train, run_config=RunConfig(callbacks=[Log()]))
+    """
 
     def log_trial_start(self, trial: Trial) -> None:
-        """Take notice of a trial that was started."""
+        """Handle a trial that was started.
+
+        Args:
+            trial: The trial.
+        """
 
     def log_trial_restore(self, trial: Trial) -> None:
-        """Take notice of a trial that continues from a checkpoint."""
+        """Handle a trial that continues from a checkpoint.
+
+        Args:
+            trial: The trial.
+        """
 
     def log_trial_save(self, trial: Trial) -> None:
-        """Take notice of a trial that has saved a checkpoint."""
+        """Handle a trial that has saved a checkpoint.
+
+        Args:
+            trial: The trial.
+        """
 
     def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
-        """Take notice of a report.
+        """Handle a report.
 
         Args:
             iteration: How many rounds of work the sweep has done.
@@ -42,7 +63,7 @@ class LoggerCallback(Callback):
         """
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
-        """Take notice of a trial that ended.
+        """Handle a trial that ended.
 
         Args:
             trial: The trial.
@@ -83,8 +104,10 @@ class FileLogger(LoggerCallback):
         self._is_absence_said = False
 
     def directory_of(self, trial: Trial) -> Path | None:
-        """Return the directory of a trial, which is made where it is missing; None for a trial on another file system,
-        which is said once."""
+        """Return the directory of a trial, which is made where it is missing.
+
+        None for a trial on another file system, with one warning.
+        """
         if not trial.path:
             return None  # it has not been placed anywhere
         is_address = trial.path.startswith(("file:///", "file://localhost/"))
@@ -124,6 +147,10 @@ def pretty_print(result: Mapping[str, Any], exclude: Collection[str] | None = No
     Args:
         result: The report.
         exclude: Entries to leave out.
+
+    Example::
+
+        print(pretty_print(trainable.train()))
     """
     import yaml
 
@@ -134,8 +161,10 @@ def pretty_print(result: Mapping[str, Any], exclude: Collection[str] | None = No
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON; what JSON has no form for is written as text. NaN and infinities are written as Python
-    and pandas read them: ``NaN``, ``Infinity``."""
+    """Return a value as JSON; values for which JSON has no form are written as text.
+
+    NaN and infinities are written as Python and pandas read them: ``NaN``, ``Infinity``.
+    """
     return json.dumps(_with_text_keys(value), indent=indent, default=_fallback)
 
 

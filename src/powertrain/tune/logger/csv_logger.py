@@ -48,8 +48,12 @@ class _Sheet:
 class CSVLoggerCallback(FileLogger):
     """Writes the reports of each trial to ``progress.csv`` in its directory, nested metrics as "a/b".
 
-    The first report determines the columns; metrics that appear later are left out, which is said once. After a restart
+    The first report determines the columns; metrics that appear later are left out, with one warning. After a restart
     the file is continued.
+
+    Example::
+
+        tune.Tuner(train, run_config=RunConfig(callbacks=[CSVLoggerCallback()]))
     """
 
     def __init__(self) -> None:

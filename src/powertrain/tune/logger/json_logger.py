@@ -23,8 +23,10 @@ _NAME = "result.json"
 
 
 class JsonLoggerCallback(FileLogger):
-    """Writes each report of a trial as a line of ``result.json`` in its directory, and its configuration to
-    ``params.json`` and ``params.pkl``. After a restart the file is continued."""
+    """Writes each report of a trial as a line of ``result.json`` in its directory.
+
+    Its configuration is in ``params.json`` and ``params.pkl``. After a restart the file is continued.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,8 +35,10 @@ class JsonLoggerCallback(FileLogger):
         self._last: dict[str, int] = {}
 
     def log_trial_start(self, trial: Trial) -> None:
-        """Write the configuration, which may be another than at an earlier start, and begin a new file for a trial that
-        has not reported yet."""
+        """Write the configuration, and begin a new file for a trial that has not reported yet.
+
+        The configuration may be another than at an earlier start.
+        """
         self._files.pop(trial.trial_id, None)
         self.remove_earlier(trial, _NAME)
         self.update_config(trial, trial.config)

@@ -49,11 +49,10 @@ def has_tensorboard() -> bool:
 
 
 class TBXLoggerCallback(FileLogger):
-    """Writes the reports of each trial to event files in its directory, and its drawn values with the last metrics as
-    hyperparameters when it ends.
+    """Writes the reports of each trial to event files in its directory.
 
-    Nested metrics are charted as "a/b". Numbers become scalars; lists and arrays become histograms, arrays of three and
-    four dimensions images.
+    When a trial ends, its drawn values are written with the last metrics as hyperparameters. Nested metrics are charted
+    as "a/b". Numbers become scalars; lists and arrays become histograms, arrays of three and four dimensions images.
 
     Raises:
         ImportError: Neither tensorboardX nor tensorboard is installed.

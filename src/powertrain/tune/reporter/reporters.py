@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 
 class ProgressReporter:
-    """Base class of reporters. The sweep calls :meth:`setup` once, then asks :meth:`should_report` after whatever
-    happens, and calls :meth:`report` where that is True."""
+    """Base class of reporters.
+
+    The sweep calls :meth:`setup` once, then :meth:`should_report` after each event, and :meth:`report` where that is
+    True.
+    """
 
     def setup(
         self,
@@ -36,7 +39,7 @@ class ProgressReporter:
         mode: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take what is known when a sweep begins.
+        """Prepare for a sweep.
 
         Args:
             start_time: When it began (``time.time()``).
@@ -67,7 +70,7 @@ class ProgressReporter:
 
 
 class TuneReporterBase(ProgressReporter):
-    """What the reporters for terminals and notebooks have in common.
+    """Common base of the reporters for terminals and notebooks.
 
     Args:
         metric_columns: Metrics to show, or a dict of what each is shown as. By default ``metric`` and the first others.
@@ -184,7 +187,7 @@ class TuneReporterBase(ProgressReporter):
     def renderables(
         self, trials: list[Trial], done: bool, *sys_info: str, width: int | None = None
     ) -> list[RenderableType]:
-        """Return what a report shows: the summary line, the lines about the machine, and the tables.
+        """Return the parts of a report: the summary line, the lines about the machine, and the tables.
 
         Args:
             trials: The trials so far.
@@ -226,7 +229,12 @@ class TuneReporterBase(ProgressReporter):
 
 
 class CLIReporter(TuneReporterBase):
-    """Prints the progress of a sweep to standard output. Arguments as for :class:`TuneReporterBase`."""
+    """Prints the progress of a sweep to standard output. Arguments as for :class:`TuneReporterBase`.
+
+    Example::
+
+        RunConfig(progress_reporter=CLIReporter(metric_columns=["loss", "accuracy"]))
+    """
 
     def report(self, trials: list[Trial], done: bool, *sys_info: str) -> None:
         """Print the progress."""
@@ -244,6 +252,10 @@ class JupyterNotebookReporter(TuneReporterBase):
     Args:
         overwrite: Whether what the cell has shown before is removed first.
         **kwargs: As for :class:`TuneReporterBase`.
+
+    Example::
+
+        RunConfig(progress_reporter=JupyterNotebookReporter(max_progress_rows=10))
     """
 
     def __init__(self, *, overwrite: bool = True, **kwargs: Any) -> None:
@@ -256,7 +268,7 @@ class JupyterNotebookReporter(TuneReporterBase):
         self.display(self._as_html(self.renderables(trials, done, *sys_info)))
 
     def display(self, string: str) -> None:
-        """Show HTML in place of what was shown before.
+        """Show HTML in place of the previous report.
 
         Raises:
             ConfigError: IPython is not installed.

@@ -60,8 +60,15 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
             "pbt_replay".
         **kwargs: Its arguments.
 
+    Returns:
+        The scheduler, for ``TuneConfig``.
+
     Raises:
         ConfigError: There is no scheduler of that name, or it does not take the arguments.
+
+    Example::
+
+        tune.create_scheduler("asha", max_t=100)
     """
     name = str(scheduler).lower()
     if name in _MISSING_NAMES:

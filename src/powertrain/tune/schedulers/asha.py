@@ -28,6 +28,10 @@ class AsyncHyperBandScheduler(TrialScheduler):
         brackets: How many ladders of rungs, each beginning a rung later than the one before. Trials are dealt out to
             them at random, more to those with more rungs.
         stop_last_trials: Whether trials end at ``max_t``. False leaves that to them.
+
+    Example::
+
+        tune.TuneConfig(scheduler=ASHAScheduler(max_t=100, grace_period=5), metric="loss", mode="min")
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a scheduler decides, and the interface that the sweep calls. Pure: no clock, no files, no processes.
+"""Decisions of a scheduler, and the interface that the sweep calls. Pure: no clock, no files, no processes.
 
 A scheduler is a state machine. Its decisions follow from the calls that it has received, in order, and from nothing
 else: after a restart the sweep repeats the calls of its journal and continues with the same state.
@@ -19,7 +19,7 @@ from powertrain.values.arguments import shorten
 
 
 class Action(enum.Enum):
-    """What happens to a trial after a report."""
+    """The action for a trial after a report."""
 
     CONTINUE = "continue"
     #: The trial has been good enough or bad enough; it ends.
@@ -107,13 +107,22 @@ class TrialScheduler:
         return dict(config)
 
     def on_trial_add(self, trial: str, config: Mapping[str, Any]) -> None:
-        """Take notice of a new trial."""
+        """Add a new trial.
+
+        Args:
+            trial: The id of the trial.
+            config: Its configuration.
+        """
 
     def adopt(self, decision: Decision) -> None:
-        """Take a decision of the journal for one's own, after a restart: it stands, whatever a replay has decided."""
+        """Adopt a decision of the journal after a restart: it stands, also where a replay has decided otherwise.
+
+        Args:
+            decision: The decision.
+        """
 
     def on_trial_revive(self, trial: str, config: Mapping[str, Any], is_fresh: bool) -> None:
-        """Take notice of a failed trial that runs again.
+        """Add a failed trial again.
 
         Args:
             trial: The trial, which has ended before.
@@ -123,7 +132,7 @@ class TrialScheduler:
         self.on_trial_add(trial, config)
 
     def on_trials_complete(self) -> list[Decision]:
-        """Take notice that no more trials will be added; return decisions about trials that wait for others."""
+        """Return decisions about trials that wait for others, once no more trials will be added."""
         return []
 
     def on_trial_result(self, trial: str, result: Mapping[str, Any]) -> list[Decision]:
@@ -143,11 +152,19 @@ class TrialScheduler:
         return []
 
     def on_trial_end(self, trial: str) -> list[Decision]:
-        """Take notice of a trial that finished, failed or was stopped; return decisions about others."""
+        """Return decisions about other trials after one finished, failed or was stopped.
+
+        Args:
+            trial: The id of the trial that ended.
+        """
         return []
 
     def choose(self, pending: Sequence[str]) -> str | None:
-        """Return which of the trials that wait for a place is next; None to wait."""
+        """Return the next of the trials that wait for a place; None to wait.
+
+        Args:
+            pending: The ids of the trials that wait.
+        """
         return pending[0] if pending else None
 
 

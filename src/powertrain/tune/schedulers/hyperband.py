@@ -40,6 +40,10 @@ class HyperBandScheduler(TrialScheduler):
         max_t: Trials end at this time.
         reduction_factor: Of so many trials of a bracket one passes each rung.
         stop_last_trials: Whether the trials that reach ``max_t`` end there.
+
+    Example::
+
+        tune.TuneConfig(scheduler=HyperBandScheduler(max_t=81), metric="loss", mode="min")
     """
 
     def __init__(

@@ -21,6 +21,10 @@ class MedianStoppingRule(TrialScheduler):
         min_samples_required: How many other trials must have reached a time before a trial is judged at it.
         min_time_slice: A trial is judged at most once in this much of its time.
         hard_stop: True stops a trial for good; False pauses it, and it resumes when all trials have begun.
+
+    Example::
+
+        tune.TuneConfig(scheduler=MedianStoppingRule(grace_period=10), metric="loss", mode="min")
     """
 
     def __init__(

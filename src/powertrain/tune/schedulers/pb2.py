@@ -68,6 +68,11 @@ class PB2(PopulationBasedTraining):
 
     Raises:
         ConfigError: An argument cannot be used.
+
+    Example::
+
+        scheduler = PB2(perturbation_interval=4, hyperparam_bounds={"lr": [1e-4, 1e-1]})
+        tune.TuneConfig(scheduler=scheduler, num_samples=8, metric="loss", mode="min")
     """
 
     def __init__(

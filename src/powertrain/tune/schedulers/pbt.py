@@ -66,6 +66,13 @@ class PopulationBasedTraining(TrialScheduler):
             continued from another, for :class:`PopulationBasedTrainingReplay`.
         require_attrs: Whether a report without the metric or the time is an error.
         synch: Whether trials wait for each other before they are compared.
+
+    Example::
+
+        scheduler = PopulationBasedTraining(
+            perturbation_interval=4, hyperparam_mutations={"lr": tune.loguniform(1e-4, 1e-1)}
+        )
+        tune.TuneConfig(scheduler=scheduler, num_samples=8, metric="loss", mode="min")
     """
 
     def __init__(
@@ -342,6 +349,10 @@ class PopulationBasedTrainingReplay(TrialScheduler):
 
     Raises:
         ConfigError: It cannot be read.
+
+    Example::
+
+        tune.TuneConfig(scheduler=PopulationBasedTrainingReplay("~/powertrain_runs/search/pbt_policy_00003.txt"))
     """
 
     needs_metric = False

@@ -30,6 +30,16 @@ class Searcher:
 
     Raises:
         ConfigError: ``mode`` is neither, or there are not as many modes as metrics.
+
+    Example::
+
+        class Halving(tune.search.Searcher):
+            def suggest(self, trial_id):
+                self.lr = getattr(self, "lr", 1.0) / 2
+                return {"lr": self.lr}
+
+            def on_trial_complete(self, trial_id, result=None, error=False):
+                pass
     """
 
     FINISHED = FINISHED
@@ -96,26 +106,45 @@ class Searcher:
         return False
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """Return the configuration of a new trial; None to be asked again later, FINISHED for no more."""
+        """Suggest the configuration of a new trial.
+
+        Args:
+            trial_id: The id of the trial.
+
+        Returns:
+            The configuration; None to be called again later, FINISHED for no more.
+        """
         raise NotImplementedError
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Take notice of a report."""
+        """Handle a report.
+
+        Args:
+            trial_id: The trial that reported.
+            result: Its metrics.
+        """
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Take notice of a trial that ended, with its last report."""
-
-    def adopt(self, trial_id: str, config: Mapping[str, Any]) -> bool:
-        """Take what a trial really runs with, where it was not suggested like this, or runs again after its end.
+        """Handle the end of a trial.
 
         Args:
-            trial_id: A trial of the sweep. Its end is told by :meth:`on_trial_complete`, as for any other.
-            config: Its configuration, in place of what was suggested for it.
+            trial_id: The trial.
+            result: Its last report; None without one.
+            error: Whether it failed.
+        """
+
+    def adopt(self, trial_id: str, config: Mapping[str, Any]) -> bool:
+        """Adopt the configuration of a trial that was not suggested like this, or that runs again after its end.
+
+        Args:
+            trial_id: A trial of the sweep. Its end is passed to :meth:`on_trial_complete`, as for any other.
+            config: Its configuration, in place of the suggested one.
 
         Returns:
-            False where the searcher cannot: the sweep then calls its suggestion failed, and tells no result of it.
+            False where the searcher cannot: the sweep then marks its suggestion as failed, and passes on no result of
+            it.
         """
         return False
 
@@ -127,7 +156,7 @@ class Searcher:
         pruned: bool = False,
         intermediate_values: Sequence[float] | None = None,
     ) -> None:
-        """Take notice of a configuration that was tried elsewhere.
+        """Add a configuration that was tried elsewhere.
 
         Args:
             parameters: The configuration.
@@ -144,7 +173,7 @@ class Searcher:
         )
 
     def drawn_values(self, trial_id: str) -> dict[str, Any]:
-        """Return what was drawn or chosen for a trial that has not ended, by path: {"a/b": 0.1}."""
+        """Return the values that were drawn or chosen for a trial that has not ended, by path: {"a/b": 0.1}."""
         return {}
 
     def total_trials(self) -> int | None:
@@ -155,7 +184,7 @@ class Searcher:
         """Forget every trial: return to the state before the first suggestion."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Raise :class:`ConfigError`: what a searcher has learned is in the journal of its sweep."""
+        """Raise :class:`ConfigError`: the journal of the sweep has the results that a searcher learns from."""
         raise ConfigError(
             f"{type(self).__name__}.save({checkpoint_path!r}) is not needed: the sweep's journal has what was learned, "
             "and Tuner.restore(path) continues with it. For another sweep, use OptunaSearch(storage=...) in both."

@@ -57,6 +57,10 @@ class BasicVariantGenerator(Searcher):
 
     Raises:
         ConfigError: An argument cannot be used.
+
+    Example::
+
+        tune.TuneConfig(search_alg=BasicVariantGenerator(points_to_evaluate=[{"lr": 1e-3}]), num_samples=16)
     """
 
     _transient = ("_progress",)

@@ -90,8 +90,15 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
         search_alg: "random", "variant_generator" or "optuna".
         **kwargs: Arguments of its class. Those that it does not have are accepted, as in Ray, without effect.
 
+    Returns:
+        The searcher, for ``TuneConfig``.
+
     Raises:
         ConfigError: There is no such searcher, or an argument cannot be used.
+
+    Example::
+
+        tune.create_searcher("optuna", metric="loss", mode="min")
     """
     found = _find_class(search_alg)
     known = inspect.signature(found).parameters

@@ -32,6 +32,10 @@ class ConcurrencyLimiter(SearcherWrapper):
 
     Raises:
         ConfigError: An argument cannot be used.
+
+    Example::
+
+        tune.TuneConfig(search_alg=ConcurrencyLimiter(OptunaSearch(), max_concurrent=2), num_samples=16)
     """
 
     _progress: _LiveTrials

@@ -1,7 +1,7 @@
 """Search with Optuna: TPE, Gaussian processes, CMA-ES and every other sampler of it.
 
 The study that suggestions come from lies in memory and follows from the calls alone, so that the calls of a journal,
-repeated in a new object, give the same suggestions. A storage is told about ended trials; see :class:`OptunaSearch`.
+repeated in a new object, give the same suggestions. Ended trials are written to a storage; see :class:`OptunaSearch`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _EvaluatedPoint:
 
 @dataclass
 class _StudyInProgress:
-    """A study, and the trials that it has not been told about."""
+    """A study, and the trials that it does not have yet."""
 
     study: Study
     rng: random.Random
@@ -82,7 +82,7 @@ class _StudyInProgress:
 
 
 class OptunaSearch(Searcher):
-    """Suggests what a sampler of Optuna finds promising after the results so far.
+    """Suggests configurations by a sampler of Optuna, from the results so far.
 
     The space is the ``param_space`` of the Tuner. Functions of ``sample_from`` are called after the other values have
     been suggested. A grid becomes a choice: its values are tried as often as seems promising, not all of them. A
@@ -105,6 +105,10 @@ class OptunaSearch(Searcher):
 
     Raises:
         ConfigError: An argument cannot be used, or Optuna is not installed.
+
+    Example::
+
+        tune.TuneConfig(search_alg=OptunaSearch(seed=1), metric="loss", mode="min", num_samples=16)
     """
 
     needs_metric = True

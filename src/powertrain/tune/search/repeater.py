@@ -52,6 +52,10 @@ class Repeater(SearcherWrapper):
 
     Raises:
         ConfigError: An argument cannot be used.
+
+    Example::
+
+        tune.TuneConfig(search_alg=Repeater(OptunaSearch(), repeat=5), metric="loss", mode="min", num_samples=15)
     """
 
     _progress: _Groups

@@ -37,19 +37,31 @@ _COUNTERS = "powertrain_trainable"
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What :meth:`Trainable.save` returns: a checkpoint, and the newest result at that moment."""
+    """The value of :meth:`Trainable.save`: a checkpoint, and the newest result at that moment."""
 
     checkpoint: Checkpoint
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
 class Trainable:
-    """The class form of a trial. Subclasses define :meth:`setup`, :meth:`step`, :meth:`save_checkpoint` and
-    :meth:`load_checkpoint`.
+    """The class form of a trial.
+
+    Subclasses define :meth:`setup`, :meth:`step`, :meth:`save_checkpoint` and :meth:`load_checkpoint`.
 
     Args:
         config: The configuration of the trial.
         storage: Accepted for compatibility; no effect.
+
+    Example::
+
+        class Search(tune.Trainable):
+            def setup(self, config):
+                self.x = config["x"]
+
+            def step(self):
+                return {"loss": self.x**2}
+
+        tune.Tuner(Search, param_space={"x": tune.uniform(-1, 1)}).fit()
     """
 
     def __init__(self, config: dict[str, Any] | None = None, storage: Any = None) -> None:
@@ -115,19 +127,23 @@ class Trainable:
         """Release what :meth:`setup` took. Called once, also after an error."""
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Take notice of a result, in the process of the trial.
+        """Handle a result, in the process of the trial.
 
         Args:
             result: The metrics of :meth:`step`, with the entries that :meth:`train` adds.
         """
 
     def _export_model(self, export_formats: list[str], export_dir: str) -> dict[str, Any]:
-        """Write the model in other formats; returns what was written by format."""
+        """Write the model in other formats; return the paths by format."""
         return {}
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory | None:
-        """Return what a trial with this configuration needs; None for one CPU."""
+        """Return the resources of a trial with this configuration; None for one CPU.
+
+        Args:
+            config: The configuration.
+        """
         return None
 
     @classmethod
@@ -139,7 +155,7 @@ class Trainable:
 
     @property
     def iteration(self) -> int:
-        """How many times :meth:`train` has returned, those before a restart included."""
+        """The number of times that :meth:`train` has returned, those before a restart included."""
         return self._iteration
 
     @property
@@ -159,13 +175,15 @@ class Trainable:
 
     @property
     def trial_resources(self) -> dict[str, float] | None:
-        """What the trial was given, by resource name; None outside a sweep."""
+        """The resources of the trial, by name; None outside a sweep."""
         return context.get_context().get_trial_resources() if session.in_worker() else None
 
     @property
     def logdir(self) -> str:
-        """A directory for files of the trial: that of its run where this is on this machine; otherwise a temporary one,
-        which :meth:`stop` removes."""
+        """A directory for files of the trial.
+
+        That of its run where this is on this machine; otherwise a temporary one, which :meth:`stop` removes.
+        """
         if not self._logdir:
             directory = context.get_context().get_trial_dir() if session.in_worker() else ""
             self._is_logdir_own = not directory or "://" in directory

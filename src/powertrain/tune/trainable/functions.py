@@ -134,7 +134,7 @@ def as_function(
     Args:
         trainable_class: The class.
         reuse: Whether a process that runs several trials keeps the object, and hands it the next configuration through
-            ``reset_config``. Whoever calls the function then calls its ``close`` after the last trial.
+            ``reset_config``. The caller of the function then calls its ``close`` after the last trial.
         checkpoint_frequency: Every so many iterations a checkpoint is saved; 0 or None for never.
         checkpoint_at_end: Whether a checkpoint is saved with the report of a step that is "done".
 

@@ -1,4 +1,4 @@
-"""What a sweep needs to know of a trainable: its name, its resources, and how it is kept for a restart."""
+"""The facts of a trainable that a sweep needs: its name, its resources, and the form in which it is kept."""
 
 from __future__ import annotations
 

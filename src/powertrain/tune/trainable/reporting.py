@@ -8,7 +8,7 @@ from typing import Any, cast
 
 
 class ReportingFunction:
-    """Calls a function with the configuration of a trial, and reports what it returns or yields.
+    """Calls a function with the configuration of a trial, and reports the values that it returns or yields.
 
     Args:
         function: A function of the configuration. A dict that it returns, and each dict that it yields, is a report.

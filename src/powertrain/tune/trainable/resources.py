@@ -1,4 +1,4 @@
-"""What a trial needs of the machine or cluster: requests in the forms of Ray Tune, as sums by resource. Pure."""
+"""The resources of a trial: requests in the forms of Ray Tune, as sums by resource. Pure."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ class PlacementGroupFactory:
 
     Raises:
         ConfigError: There are no resources in the bundles, or no such strategy.
+
+    Example::
+
+        tune.with_resources(train, tune.PlacementGroupFactory([{"CPU": 1}, {"CPU": 2, "GPU": 1}]))
     """
 
     def __init__(
@@ -69,12 +73,12 @@ class PlacementGroupFactory:
 
     @property
     def strategy(self) -> str:
-        """How the bundles lie on nodes."""
+        """The placement of the bundles on nodes."""
         return self._strategy
 
     @property
     def head_bundle_is_empty(self) -> bool:
-        """Whether the trainable itself needs nothing."""
+        """True where the trainable itself needs no resources."""
         return self._head_bundle_is_empty
 
     @property

@@ -1,4 +1,4 @@
-"""What a trainable brings with it: parameters that are no part of the space, and the resources of its trials."""
+"""Additions to a trainable: parameters that are no part of the space, and the resources of its trials."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ def with_parameters(trainable: _T, **kwargs: Any) -> _T:
 
     Raises:
         ConfigError: The trainable is neither, or does not take these arguments.
+
+    Example::
+
+        tune.Tuner(tune.with_parameters(train, data=dataset), param_space={"lr": tune.loguniform(1e-4, 1e-1)})
     """
     _check_trainable(trainable, "with_parameters")
     if is_trainable_class(trainable):
@@ -40,7 +44,7 @@ def with_parameters(trainable: _T, **kwargs: Any) -> _T:
 
 
 def with_resources(trainable: _T, resources: Any) -> _T:
-    """Return a trainable whose trials ask for these resources. The one that was given stays as it is.
+    """Return a trainable whose trials request these resources. The given one stays as it is.
 
     Args:
         trainable: A function, or a class derived from ``Trainable``.
@@ -50,6 +54,10 @@ def with_resources(trainable: _T, resources: Any) -> _T:
 
     Raises:
         ConfigError: The trainable is neither, or the resources are none of these.
+
+    Example::
+
+        tune.Tuner(tune.with_resources(train, {"cpu": 2, "gpu": 0.5}))
     """
     _check_trainable(trainable, "with_resources")
     request = as_request(resources)
@@ -61,8 +69,11 @@ def with_resources(trainable: _T, resources: Any) -> _T:
 
 
 def request_of(trainable: Any) -> Request | None:
-    """Return the request of a trainable as it was made: a ``PlacementGroupFactory``, a ``ScalingConfig`` or a function
-    of the configuration; None for a trainable that says nothing."""
+    """Return the request of a trainable as it was made.
+
+    A ``PlacementGroupFactory``, a ``ScalingConfig`` or a function of the configuration; None for a trainable that makes
+    no request.
+    """
     held = getattr(trainable, _ATTRIBUTE, None)
     if isinstance(held, _Held):
         return held.request
@@ -80,7 +91,7 @@ def request_of(trainable: Any) -> Request | None:
 def resources_of(
     trainable: Any,
 ) -> dict[str, float] | Callable[[dict[str, Any]], dict[str, float]] | None:
-    """Return what a trial of a trainable needs, as sums by resource name.
+    """Return the resources of a trial of a trainable, as sums by name.
 
     Returns:
         The amounts, such as ``{"CPU": 2.0, "GPU": 0.5}``; a function of the configuration where they depend on it; None

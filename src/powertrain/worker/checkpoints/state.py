@@ -86,6 +86,18 @@ def register_state(**objects: Any) -> None:
     From then on ``save_state()`` and ``load_state()`` without objects mean these, and a run with
     ``CheckpointConfig(checkpoint_frequency=N)`` saves by itself with every N-th report. A later call adds to them,
     or replaces those of the same name.
+
+    Args:
+        **objects: The objects, by the names that they have in checkpoints.
+
+    Raises:
+        CheckpointError: An object is a plain value, which would always be saved as it is now.
+        OutsideWorkerError: It was called outside a training function.
+
+    Example::
+
+        powertrain.register_state(model=model, optimizer=optimizer)
+        powertrain.load_state()
     """
     from powertrain.checkpoint.state.capture import kind_of
 
@@ -102,16 +114,27 @@ def register_state(**objects: Any) -> None:
 def save_state(**objects: Any) -> Checkpoint:
     """Save the state of these objects, and return it as a checkpoint to ``report``. All ranks call this.
 
-    Takes modules (also in DistributedDataParallel or FSDP2), optimizers, schedulers, gradient scalers, anything with
-    ``state_dict()`` and ``load_state_dict()``, random generators of torch, and plain values: numbers, text, tensors,
-    lists and dicts of them. The states of Python's, numpy's, torch's and CUDA's random generators are always
-    included. Without objects it saves what :func:`register_state` has named.
+    When it returns, the objects may be changed. The states of Python's, numpy's, torch's and CUDA's random generators
+    are always included.
 
     Tensor parallel modules (DTensors on any mesh) and stages of a pipeline are saved from the ranks that hold them;
-    stages keep the names that their layers have in the whole model. Raises :class:`CheckpointError` on all ranks where
-    ranks have different parameters under one name; ``save_state(model=model.state_dict())`` keeps each rank's own.
+    stages keep the names that their layers have in the whole model. ``save_state(model=model.state_dict())`` keeps each
+    rank's own parameters.
 
-    When it returns, the objects may be changed::
+    Args:
+        **objects: Modules (also in DistributedDataParallel or FSDP2), optimizers, schedulers, gradient scalers,
+            anything with ``state_dict()`` and ``load_state_dict()``, random generators of torch, and plain values:
+            numbers, text, tensors, lists and dicts of them. Without any, those of :func:`register_state`.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        CheckpointError: No objects are given or registered; or, on all ranks: ranks have different parameters under one
+            name.
+        OutsideWorkerError: It was called outside a training function.
+
+    Example::
 
         report({"loss": loss}, checkpoint=save_state(model=model, optimizer=optimizer, epoch=epoch))
     """
@@ -123,14 +146,27 @@ def save_state(**objects: Any) -> Checkpoint:
 def load_state(checkpoint: Checkpoint | None = None, **objects: Any) -> dict[str, Any] | None:
     """Load the state of these objects in place, from ``get_checkpoint()`` or the given checkpoint. All ranks call it.
 
-    Returns the plain values that were given to :func:`save_state`, or ``None`` where there is no checkpoint to go on
-    from. Without objects it loads what :func:`register_state` has named. Objects that were saved and are not given
-    stay out of it. Any world size will do: tensors are laid out anew; random generators are restored where the
-    world size is that of the save. Raises :class:`CheckpointError` where the state does not fit, before anything
-    is changed. In pipeline parallel training each rank loads its stage, also where the stages are cut elsewhere now.
+    Objects that were saved and are not given stay out of it. Any world size will do: tensors are laid out anew; random
+    generators are restored where the world size is that of the save. In pipeline parallel training each rank loads its
+    stage, also where the stages are cut elsewhere now.
 
     A given checkpoint can also be loaded outside a worker, to look at a model afterwards; random generators are left
     alone then.
+
+    Args:
+        checkpoint: The checkpoint; by default that of ``get_checkpoint()``.
+        **objects: The objects, by the names that they were saved under. Without any, those of :func:`register_state`.
+
+    Returns:
+        The plain values that were given to :func:`save_state`; None where there is no checkpoint to resume from.
+
+    Raises:
+        CheckpointError: The state does not fit; nothing has been changed then.
+
+    Example::
+
+        restored = powertrain.load_state(model=model, optimizer=optimizer)
+        first_epoch = restored["epoch"] + 1 if restored else 0
     """
     if checkpoint is not None and not has_attribute(checkpoint, "as_directory"):
         raise CheckpointError(

@@ -1,7 +1,7 @@
 """A global batch of fixed size, cut into the parts of any number of ranks: ``get_context().batch_plan(...)``.
 
-:func:`plan` is pure. :data:`gradient_weight` is what this process's gradient counts for right now: whoever hands out
-samples sets it, whoever reduces gradients reads it.
+:func:`plan` is pure. :data:`gradient_weight` is the current weight of this process's gradient: sources of samples set
+it, reductions of gradients read it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class BatchPlan:
 
     @property
     def accumulation_steps(self) -> int:
-        """How many passes make one optimizer step; the same on every rank."""
+        """The number of passes of one optimizer step; the same on every rank."""
         return len(self.micro_batches)
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ def _whole(name: str, value: Any, at_least: int, at_most: int | None = None) -> 
 
 
 class GradientWeight:
-    """What this process's gradient counts for in the average over all ranks; 1 until somebody says otherwise.
+    """The weight of this process's gradient in the average over all ranks; 1 until it is set.
 
     Ranks' weights add up to the world size, and either all of them are 1 or none is: so what a model does about the
     first other weight happens on every rank in the same step.
@@ -154,7 +154,7 @@ class GradientWeight:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: the weight is 1, and nobody waits."""
+        """Begin anew: the weight is 1, without callbacks."""
         #: Read whenever gradients are reduced. Change it with :meth:`set`.
         self.value = 1.0
         self._ever_uneven = False
