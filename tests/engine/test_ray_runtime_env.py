@@ -69,7 +69,7 @@ def test_directories_of_this_machine_are_uploaded_and_the_rest_stays(tmp_path: P
 def test_what_ray_would_not_take_is_one_error(environment: dict[str, Any]) -> None:
     scaling_config = ScalingConfig(engine="ray", engine_options={"runtime_env": environment})
     with pytest.raises(
-        ConfigError, match=r"'runtime_env': \.\.\.}\) cannot be used: .+\. Ray's documentation"
+        ConfigError, match=r"'runtime_env': \.\.\.}\) cannot be used: .+\. See Ray's documentation"
     ):
         DataParallelTrainer(lambda: None, scaling_config=scaling_config).fit()
 
