@@ -1,4 +1,4 @@
-"""TuneConfig: how a sweep searches, and ResumeConfig: which trials a restored one runs again."""
+"""``TuneConfig``: the search of a sweep; ``ResumeConfig``: the trials that a restored sweep runs again."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class TuneConfig(Config):
 
 
 class ResumeType(Enum):
-    """What a restored sweep does with a trial: run it on, run it again from the beginning, or leave it."""
+    """Treatment of a trial in a restored sweep: resume it, restart it from the beginning, or skip it."""
 
     RESUME = "resume"
     RESTART = "restart"
@@ -155,10 +155,10 @@ class ResumeType(Enum):
 
 @dataclass(frozen=True)
 class ResumeConfig:
-    """Which trials a restored sweep runs.
+    """Selection of the trials that a restored sweep runs.
 
     Args:
-        finished: Trials that ended well.
+        finished: Trials that succeeded.
         unfinished: Trials that were running or waiting.
         errored: Trials that failed.
     """

@@ -1,4 +1,4 @@
-"""ResultGrid: the results of a sweep."""
+"""``ResultGrid``: the results of a sweep."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 
 
 class ResultGrid:
-    """The results of a sweep, one for each trial in the order in which they were made.
+    """The results of a sweep, one for each trial in order of creation.
 
     ``grid[0]``, ``len(grid)`` and iteration give :class:`~powertrain.Result` objects, which read their run's directory
-    when they are asked for something large.
+    when large data are accessed.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class ResultGrid:
         self._storage, self._state, self._errors = storage, state, dict(errors or {})
         self._given_filesystem = filesystem
         for trial in state.trials.values():
-            if not trial.path and filesystem is None:  # it has not been started here
+            if not trial.path and filesystem is None:  # it has not been started in this process
                 trial.path = storage.child(trial.name).uri
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> ResultGrid:
         """Return the results of the sweep in this directory, also of one that still runs or was interrupted.
 
-        Values of configurations that JSON cannot hold are opened where this user wrote them on this machine; elsewhere
-        their text stands for them.
+        Configuration values that JSON cannot represent are loaded if this user wrote them on this machine; otherwise
+        their text is returned.
 
         Args:
             path: The directory of the sweep.
@@ -76,7 +76,7 @@ class ResultGrid:
 
     @property
     def filesystem(self) -> Any:
-        """The file system that the sweep is on; None for one that its path names."""
+        """The file system of the sweep; None if its path names it."""
         return self._given_filesystem
 
     @property
@@ -95,17 +95,17 @@ class ResultGrid:
 
     @property
     def errors(self) -> list[BaseException]:
-        """What the failed trials raised."""
+        """The exceptions of the failed trials."""
         return [self._error(trial) for trial in self.trials if trial.status == tr.ERROR]
 
     @property
     def num_errors(self) -> int:
-        """How many trials have failed."""
+        """Number of failed trials."""
         return sum(trial.status == tr.ERROR for trial in self.trials)
 
     @property
     def num_terminated(self) -> int:
-        """How many trials have ended well, or were stopped early."""
+        """Number of trials that succeeded or were stopped early."""
         return sum(trial.status == tr.TERMINATED for trial in self.trials)
 
     def get_best_result(
@@ -120,9 +120,9 @@ class ResultGrid:
         Args:
             metric: The metric to compare; by default that of ``TuneConfig``.
             mode: "max" or "min"; by default that of ``TuneConfig``.
-            scope: What of each trial is compared: its "last" report, the best of "all", their average ("avg"), or the
-                average of the last reports ("last-5-avg", "last-10-avg").
-            filter_nan_and_inf: Whether trials whose value is not finite are passed over.
+            scope: The value of each trial to compare: its "last" report, the best of "all", their average ("avg"), or
+                the average of the last reports ("last-5-avg", "last-10-avg").
+            filter_nan_and_inf: Whether trials with a non-finite value are skipped.
 
         Returns:
             The result. That of a single trial needs neither metric nor mode.
@@ -196,7 +196,7 @@ class ResultGrid:
         return draw_sweep(self, self._metric(metric), self._mode(mode))
 
     def curves(self, metric: str) -> dict[str, list[tuple[int, float]]]:
-        """Return by trial its reports of a metric, as (iteration, value) pairs."""
+        """Return the reports of a metric by trial, as (iteration, value) pairs."""
         from powertrain.checkpoint.manifest import from_json_value
         from powertrain.tune.sweep.journal.events import TrialReported
 

@@ -24,8 +24,10 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _load_bases() -> tuple[type, ...]:
-    """``Callback`` of each Lightning that is loaded, else of the first that is installed: its two packages have one
-    each, and the Trainer of one does not know that of the other."""
+    """Return ``Callback`` of each loaded Lightning package, else of the first installed one.
+
+    Lightning's two packages each have their own class, and the Trainer of one does not accept that of the other.
+    """
     loaded = tuple(module.Callback for name in _PACKAGES if (module := sys.modules.get(name)) is not None)
     if loaded:
         return loaded
@@ -45,12 +47,12 @@ _BASES = _load_bases()
 _HOOKS = frozenset(
     name for base in _BASES for name in dir(base) if name.startswith("on_") and callable(getattr(base, name))
 )
-#: The base of the callbacks, made here because which packages are loaded decides what it is derived from.
+#: The base class of the callbacks, created here because it depends on the loaded packages.
 _LightningCallback: Any = type("_LightningCallback", _BASES, {"__module__": __name__})
 
 
 class TuneCallback(_LightningCallback):  # type: ignore[misc]
-    """Base class of callbacks that do something at chosen hooks. Subclasses define ``_handle``.
+    """Base class of callbacks that act at chosen hooks. Subclasses define ``_handle``.
 
     Args:
         on: Names of hooks of Lightning's callbacks without "on_", such as "validation_end" or "train_epoch_end".
@@ -67,20 +69,20 @@ class TuneCallback(_LightningCallback):  # type: ignore[misc]
                 )
         self._on = [f"on_{hook}" for hook in chosen]
         for name in self._on:
-            # On the object: hooks that were not chosen cost nothing, and those of a subclass stay.
+            # Set on the instance: hooks that were not chosen cost nothing, and those of a subclass stay.
             setattr(self, name, self._called)
 
     def _called(self, trainer: Any, pl_module: Any = None, *args: Any, **kwargs: Any) -> None:
         self._handle(trainer=trainer, pl_module=pl_module)
 
     def _handle(self, trainer: Any, pl_module: Any) -> None:
-        """Do what the callback is for."""
+        """Run the action of the callback."""
         raise NotImplementedError
 
 
 class TuneReportCheckpointCallback(TuneCallback):
-    """Reports logged metrics, and checkpoints of the Trainer, at chosen hooks. Sanity checks before the training are
-    passed over.
+    """Report logged metrics, and checkpoints of the Trainer, at chosen hooks. Sanity checks before training are
+    skipped.
 
     Args:
         metrics: Metrics to report: a name, a list of names, or a dict from the reported name to that of
@@ -135,7 +137,7 @@ class TuneReportCheckpointCallback(TuneCallback):
 
 
 class TuneReportCallback(TuneReportCheckpointCallback):
-    """Reports logged metrics at chosen hooks, without checkpoints.
+    """Report logged metrics at chosen hooks, without checkpoints.
 
     Args:
         metrics: As for :class:`TuneReportCheckpointCallback`.

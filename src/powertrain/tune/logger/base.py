@@ -1,4 +1,4 @@
-"""What loggers of trials have in common: their hooks, and where their files lie."""
+"""Base classes of trial loggers: their hooks, and the location of their files."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class LoggerCallback(Callback):
     """Base class of loggers. Subclasses define the ``log_trial_...`` methods that they need."""
 
     def log_trial_start(self, trial: Trial) -> None:
-        """Take notice of a trial that was started."""
+        """Handle the start of a trial."""
 
     def log_trial_restore(self, trial: Trial) -> None:
-        """Take notice of a trial that continues from a checkpoint."""
+        """Handle a trial that resumes from a checkpoint."""
 
     def log_trial_save(self, trial: Trial) -> None:
-        """Take notice of a trial that has saved a checkpoint."""
+        """Handle a checkpoint saved by a trial."""
 
     def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
-        """Take notice of a report.
+        """Handle a report.
 
         Args:
-            iteration: How many rounds of work the sweep has done.
+            iteration: Number of rounds so far.
             trial: The trial that reported.
             result: Its metrics, with "training_iteration", "time_total_s", "trial_id" and "config".
         """
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
-        """Take notice of a trial that ended.
+        """Handle the end of a trial.
 
         Args:
             trial: The trial.
@@ -77,19 +77,18 @@ class LoggerCallback(Callback):
 
 
 class FileLogger(LoggerCallback):
-    """A logger that writes into the directories of trials, as far as these are on this machine."""
+    """A logger that writes to the directories of trials that are on this machine."""
 
     def __init__(self) -> None:
         self._is_absence_said = False
 
     def directory_of(self, trial: Trial) -> Path | None:
-        """Return the directory of a trial, which is made where it is missing; None for a trial on another file system,
-        which is said once."""
+        """Return the directory of a trial, created if missing; None, with one warning, on a remote file system."""
         if not trial.path:
-            return None  # it has not been placed anywhere
+            return None  # it has no directory yet
         is_address = trial.path.startswith(("file:///", "file://localhost/"))
         directory = Path(unquote(urlsplit(trial.path).path) if is_address else trial.path)
-        # The sweep's directory is there. If not, the path is one of a file system that the user gave.
+        # The sweep's directory exists. If not, the path is on a file system that the user passed.
         if not directory.is_absolute() or not directory.parent.is_dir():
             self._say_absence(trial.path)
             return None
@@ -97,7 +96,7 @@ class FileLogger(LoggerCallback):
         return directory
 
     def remove_earlier(self, trial: Trial, pattern: str) -> None:
-        """Remove files of a trial that begins at its first iteration: what they hold is of a start that failed.
+        """Remove files that a failed earlier start left, for a trial that begins at its first iteration.
 
         Args:
             trial: The trial.
@@ -134,13 +133,15 @@ def pretty_print(result: Mapping[str, Any], exclude: Collection[str] | None = No
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON; what JSON has no form for is written as text. NaN and infinities are written as Python
-    and pandas read them: ``NaN``, ``Infinity``."""
+    """Return a value as JSON; values without a JSON form are written as text.
+
+    NaN and infinities are written as Python and pandas read them: ``NaN``, ``Infinity``.
+    """
     return json.dumps(_with_text_keys(value), indent=indent, default=_fallback)
 
 
 def _with_text_keys(value: Any) -> Any:
-    """The same value with dicts whose keys JSON can take."""
+    """Return the same value with dict keys that JSON accepts."""
     if isinstance(value, Mapping):
         return {
             key if isinstance(key, str) else str(key): _with_text_keys(item) for key, item in value.items()

@@ -23,18 +23,22 @@ _NAME = "result.json"
 
 
 class JsonLoggerCallback(FileLogger):
-    """Writes each report of a trial as a line of ``result.json`` in its directory, and its configuration to
-    ``params.json`` and ``params.pkl``. After a restart the file is continued."""
+    """Write each report of a trial to ``result.json`` in its directory, one line per report.
+
+    Its configuration is written to ``params.json`` and ``params.pkl``. After a restart the file is continued.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        #: By trial its file, and the newest iteration in it.
+        #: The file of each trial, and the newest iteration in it.
         self._files: dict[str, Path] = {}
         self._last: dict[str, int] = {}
 
     def log_trial_start(self, trial: Trial) -> None:
-        """Write the configuration, which may be another than at an earlier start, and begin a new file for a trial that
-        has not reported yet."""
+        """Write the configuration, which may have changed since an earlier start, and open the file.
+
+        A trial without reports begins a new file.
+        """
         self._files.pop(trial.trial_id, None)
         self.remove_earlier(trial, _NAME)
         self.update_config(trial, trial.config)
@@ -85,12 +89,12 @@ def _newest_iteration(path: Path) -> int:
         try:
             newest = max(newest, int(json.loads(line)["training_iteration"]))
         except (ValueError, TypeError, KeyError):
-            continue  # a line of other content than ours
+            continue  # a line with unknown content
     return newest
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that it is never seen half written."""
+    """Replace a file atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(content)
     draft.replace(path)

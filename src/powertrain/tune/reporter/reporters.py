@@ -1,6 +1,6 @@
 """Progress of a sweep for a terminal or a notebook: ``RunConfig(progress_reporter=...)``.
 
-Reporters decide when and where :func:`~powertrain.tune.reporter.table.summary_line` and
+Reporters determine when and where :func:`~powertrain.tune.reporter.table.summary_line` and
 :func:`~powertrain.tune.reporter.table.trial_table` are shown.
 """
 
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 
 class ProgressReporter:
-    """Base class of reporters. The sweep calls :meth:`setup` once, then asks :meth:`should_report` after whatever
-    happens, and calls :meth:`report` where that is True."""
+    """Base class of reporters.
+
+    The sweep calls :meth:`setup` once, then :meth:`should_report` after every event, and :meth:`report` if that returns
+    True.
+    """
 
     def setup(
         self,
@@ -36,14 +39,14 @@ class ProgressReporter:
         mode: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take what is known when a sweep begins.
+        """Prepare for a sweep.
 
         Args:
-            start_time: When it began (``time.time()``).
-            total_samples: How many trials there will be, where that is known.
+            start_time: Start time (``time.time()``).
+            total_samples: Total number of trials, if known.
             metric: The metric of ``TuneConfig``.
             mode: The mode of ``TuneConfig``.
-            **kwargs: More in later versions.
+            **kwargs: Reserved for later versions.
         """
 
     def should_report(self, trials: list[Trial], done: bool = False) -> bool:
@@ -67,17 +70,17 @@ class ProgressReporter:
 
 
 class TuneReporterBase(ProgressReporter):
-    """What the reporters for terminals and notebooks have in common.
+    """Base class of the reporters for terminals and notebooks.
 
     Args:
         metric_columns: Metrics to show, or a dict of what each is shown as. By default ``metric`` and the first others.
         parameter_columns: Parameters to show, or a dict of what each is shown as. By default those that were drawn.
-        total_samples: How many trials there will be, where that is known.
+        total_samples: Total number of trials, if known.
         max_progress_rows: Trials in the table; the last table has all.
         max_error_rows: Trials in the table of failures; the last table has all.
         max_column_length: Characters after which values and titles are shortened.
-        max_report_frequency: Seconds between two reports, at least.
-        infer_limit: How many metrics are shown where ``metric_columns`` does not name them.
+        max_report_frequency: Minimum seconds between two reports.
+        infer_limit: Number of metrics to show if ``metric_columns`` is not given.
         print_intermediate_tables: False shows the tables at the end only, and the summary line before.
         metric: The metric to compare; by default that of ``TuneConfig``.
         mode: "max" or "min".
@@ -131,10 +134,10 @@ class TuneReporterBase(ProgressReporter):
         self.set_search_properties(metric, mode)
 
     def set_search_properties(self, metric: str | None, mode: str | None) -> bool:
-        """Take metric and mode of ``TuneConfig``.
+        """Set metric and mode from ``TuneConfig``.
 
         Raises:
-            ConfigError: The reporter was made with others.
+            ConfigError: The reporter was created with others.
         """
         for name, own, given in (("metric", self._metric, metric), ("mode", self._mode, mode)):
             if own is not None and given is not None and own != given:
@@ -145,11 +148,11 @@ class TuneReporterBase(ProgressReporter):
         return True
 
     def set_total_samples(self, total_samples: int | None) -> None:
-        """Take how many trials there will be."""
+        """Set the total number of trials."""
         self._total_samples = total_samples
 
     def set_start_time(self, timestamp: float | None = None) -> None:
-        """Take when the sweep began (``time.time()``); None for now."""
+        """Set the start time of the sweep (``time.time()``); None for now."""
         self._start_time = time.time() if timestamp is None else timestamp
 
     def should_report(self, trials: list[Trial], done: bool = False) -> bool:
@@ -184,7 +187,7 @@ class TuneReporterBase(ProgressReporter):
     def renderables(
         self, trials: list[Trial], done: bool, *sys_info: str, width: int | None = None
     ) -> list[RenderableType]:
-        """Return what a report shows: the summary line, the lines about the machine, and the tables.
+        """Return the parts of a report: the summary line, the lines about the machine, and the tables.
 
         Args:
             trials: The trials so far.
@@ -226,23 +229,23 @@ class TuneReporterBase(ProgressReporter):
 
 
 class CLIReporter(TuneReporterBase):
-    """Prints the progress of a sweep to standard output. Arguments as for :class:`TuneReporterBase`."""
+    """Print the progress of a sweep to standard output. Arguments as for :class:`TuneReporterBase`."""
 
     def report(self, trials: list[Trial], done: bool, *sys_info: str) -> None:
         """Print the progress."""
         from rich.console import Console
 
-        # A new one each time: standard output may have been replaced, and the terminal resized.
+        # Created each time: standard output may have been replaced, and the terminal resized.
         console = Console(file=sys.stdout)
         for shown in self.renderables(trials, done, *sys_info, width=console.width):
             console.print(shown)
 
 
 class JupyterNotebookReporter(TuneReporterBase):
-    """Shows the progress of a sweep below a notebook's cell, each report in place of the one before.
+    """Show the progress of a sweep below a notebook's cell, each report replacing the previous one.
 
     Args:
-        overwrite: Whether what the cell has shown before is removed first.
+        overwrite: Whether earlier output of the cell is removed first.
         **kwargs: As for :class:`TuneReporterBase`.
     """
 
@@ -256,7 +259,7 @@ class JupyterNotebookReporter(TuneReporterBase):
         self.display(self._as_html(self.renderables(trials, done, *sys_info)))
 
     def display(self, string: str) -> None:
-        """Show HTML in place of what was shown before.
+        """Show HTML in place of the previous output.
 
         Raises:
             ConfigError: IPython is not installed.
@@ -279,7 +282,7 @@ class JupyterNotebookReporter(TuneReporterBase):
     def _as_html(shown: Sequence[RenderableType]) -> str:
         from rich.console import Console
 
-        # Wide, because a notebook scrolls; to nowhere, because only what is recorded counts.
+        # Wide, because a notebook scrolls; without output, because only the recording is used.
         console = Console(record=True, file=io.StringIO(), width=240, force_jupyter=False)
         for one in shown:
             console.print(one)

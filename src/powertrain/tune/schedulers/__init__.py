@@ -1,4 +1,4 @@
-"""Schedulers: which trials of a sweep continue."""
+"""Schedulers, which decide about the continuation of a sweep's trials."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BY_NAME: dict[str, type[TrialScheduler]] = {
     "pbt": PopulationBasedTraining,
     "pbt_replay": PopulationBasedTrainingReplay,
 }
-#: Schedulers of Ray Tune that are not here, and what to use in their place.
+#: Unsupported schedulers of Ray Tune, and their replacements.
 _MISSING = {
     "HyperBandForBOHB": "ASHAScheduler with search_alg=OptunaSearch()",
     "ResourceChangingScheduler": "ScalingConfig(num_workers=(least, most)), which lets each trial grow and shrink",
@@ -61,7 +61,7 @@ def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
         **kwargs: Its arguments.
 
     Raises:
-        ConfigError: There is no scheduler of that name, or it does not take the arguments.
+        ConfigError: The name is unknown, or an argument is not accepted.
     """
     name = str(scheduler).lower()
     if name in _MISSING_NAMES:

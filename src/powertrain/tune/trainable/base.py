@@ -37,15 +37,16 @@ _COUNTERS = "powertrain_trainable"
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What :meth:`Trainable.save` returns: a checkpoint, and the newest result at that moment."""
+    """Return value of :meth:`Trainable.save`: a checkpoint, and the newest result at that time."""
 
     checkpoint: Checkpoint
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
 class Trainable:
-    """The class form of a trial. Subclasses define :meth:`setup`, :meth:`step`, :meth:`save_checkpoint` and
-    :meth:`load_checkpoint`.
+    """Base class of class-form trainables.
+
+    Subclasses define :meth:`setup`, :meth:`step`, :meth:`save_checkpoint` and :meth:`load_checkpoint`.
 
     Args:
         config: The configuration of the trial.
@@ -93,7 +94,7 @@ class Trainable:
         raise NotImplementedError
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Continue from a state that was saved.
+        """Restore a saved state.
 
         Args:
             checkpoint: The dict that :meth:`save_checkpoint` returned, or the directory with its files.
@@ -101,50 +102,50 @@ class Trainable:
         raise NotImplementedError
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take another configuration without a new object.
+        """Switch to another configuration without a new object.
 
         Args:
             new_config: The configuration.
 
         Returns:
-            Whether that was possible. False, the default, makes a new object.
+            Whether the object accepts it. False, the default, creates a new object.
         """
         return False
 
     def cleanup(self) -> None:
-        """Release what :meth:`setup` took. Called once, also after an error."""
+        """Release the resources of :meth:`setup`. Called once, also after an error."""
 
     def log_result(self, result: dict[str, Any]) -> None:
-        """Take notice of a result, in the process of the trial.
+        """Handle a result, in the process of the trial.
 
         Args:
             result: The metrics of :meth:`step`, with the entries that :meth:`train` adds.
         """
 
     def _export_model(self, export_formats: list[str], export_dir: str) -> dict[str, Any]:
-        """Write the model in other formats; returns what was written by format."""
+        """Write the model in other formats; return the output by format."""
         return {}
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory | None:
-        """Return what a trial with this configuration needs; None for one CPU."""
+        """Return the resource request of a trial with this configuration; None for one CPU."""
         return None
 
     @classmethod
     def resource_help(cls, config: dict[str, Any]) -> str:
-        """Return how to set the resources of this trainable, for messages."""
+        """Return instructions for setting the resources of this trainable, for messages."""
         return ""
 
     # -- facts
 
     @property
     def iteration(self) -> int:
-        """How many times :meth:`train` has returned, those before a restart included."""
+        """Number of completed calls of :meth:`train`, including those before a restart."""
         return self._iteration
 
     @property
     def training_iteration(self) -> int:
-        """The same as :attr:`iteration`."""
+        """Alias of :attr:`iteration`."""
         return self._iteration
 
     @property
@@ -159,13 +160,15 @@ class Trainable:
 
     @property
     def trial_resources(self) -> dict[str, float] | None:
-        """What the trial was given, by resource name; None outside a sweep."""
+        """The resources of the trial, by name; None outside a sweep."""
         return context.get_context().get_trial_resources() if session.in_worker() else None
 
     @property
     def logdir(self) -> str:
-        """A directory for files of the trial: that of its run where this is on this machine; otherwise a temporary one,
-        which :meth:`stop` removes."""
+        """A directory for files of the trial.
+
+        The directory of its run if this is on this machine; otherwise a temporary one, which :meth:`stop` removes.
+        """
         if not self._logdir:
             directory = context.get_context().get_trial_dir() if session.in_worker() else ""
             self._is_logdir_own = not directory or "://" in directory
@@ -220,7 +223,7 @@ class Trainable:
             now: The time; the current one by default.
             time_this_iter: Seconds of this iteration.
             timestamp: The time in seconds since 1970, in place of ``now``.
-            debug_metrics_only: Whether only those are returned that need no iteration.
+            debug_metrics_only: Whether to return only entries that need no iteration.
         """
         now = now or datetime.now()
         filled = {
@@ -244,7 +247,7 @@ class Trainable:
         """Save a checkpoint.
 
         Args:
-            checkpoint_dir: Its directory; a new temporary one by default, which is the caller's to remove.
+            checkpoint_dir: Its directory; a new temporary one by default, which the caller removes.
 
         Raises:
             ConfigError: :meth:`save_checkpoint` returned something else than a dict, None or that directory.
@@ -278,7 +281,7 @@ class Trainable:
         """Continue from a checkpoint.
 
         Args:
-            checkpoint_path: What :meth:`save` returned, its checkpoint, or the path of that.
+            checkpoint_path: The return value of :meth:`save`, its checkpoint, or the path of that.
         """
         from powertrain.checkpoint.checkpoint import Checkpoint
 
@@ -292,7 +295,7 @@ class Trainable:
             self.load_checkpoint(cloudpickle.loads(file.read_bytes()) if file.exists() else directory)
 
     def reset(self, new_config: dict[str, Any], storage: Any = None) -> bool:
-        """Begin another trial with the same object, where :meth:`reset_config` can.
+        """Begin another trial with the same object, if :meth:`reset_config` supports it.
 
         Args:
             new_config: The configuration.
@@ -320,7 +323,7 @@ class Trainable:
         return self._export_model(formats, export_dir or self.logdir)
 
     def stop(self) -> None:
-        """End: call :meth:`cleanup`, and remove a temporary :attr:`logdir`."""
+        """Call :meth:`cleanup`, and remove a temporary :attr:`logdir`."""
         try:
             self.cleanup()
         finally:
