@@ -1,7 +1,7 @@
-"""A training script as a RayJob of KubeRay, written so that no checkpoint dies with the cluster.
+"""RayJob manifests for KubeRay, written so that checkpoints outlive the cluster.
 
-Everything here is pure: :class:`RayJobOptions` says what is wanted and refuses what cannot work, :func:`documents`
-makes the Kubernetes objects of it as dicts, :func:`to_yaml` their text. Nothing talks to a cluster.
+Pure: :class:`RayJobOptions` holds and validates the options, :func:`documents` returns the Kubernetes objects as dicts,
+:func:`to_yaml` their text. Nothing connects to a cluster.
 
 A job is up to three objects::
 
