@@ -1,23 +1,24 @@
 """Rows a second of shuffled batches of 1024 from Parquet files, beside Ray Data, Hugging Face and plain torch.
 
-Four kinds of rows (``data_loaders/schemas.py``) are written once. Every loader reads the same files in a process of its
-own, three epochs each in another order, and delivers tensors (text: lists of str) of all columns. Rows that do not
-come, and rows that come twice in an epoch, are counted.
+Four kinds of rows (``data_loaders/schemas.py``) are written once. Every loader reads the same files in its own process,
+three epochs each in another order, and delivers tensors (text: lists of str) of all columns. Missing rows, and rows
+duplicated within an epoch, are counted.
 
-- opening: seconds from the files to the loader, all that it converts, reads or keeps beforehand included; imports and
-  the start of Ray are not.
+- opening: seconds from the files to the loader, including conversion, reading and caching; imports and the start of Ray
+  are excluded.
 - first epoch, later epochs: rows a second without opening.
 - whole: rows a second of all three epochs, opening included.
 
 Peers are measured at their best: all their settings run once on smaller files, and those that are best as a whole or in
 later epochs run in the rounds (with ``--quick`` all settings run in the one round). Ray Data and the loaders behind
-Hugging Face's datasets choose between what their own guides recommend; those settings are described in the loader
-programs. Plain torch has all rows in memory before its first epoch; for text that means strings that are made already.
+Hugging Face's datasets choose between the settings of their own guides; those settings are described in the loader
+programs. Plain torch has all rows in memory before its first epoch; for text that means strings that exist already.
 
-The limit is what no loader can beat: the copy of the bytes (floats, tokens), Pillow on two threads (images, in an
-epoch that decodes them), one str made of each row (text; a loader that keeps all strings in memory makes none).
+The limit is a lower bound for every loader: the copy of the bytes (floats, tokens), Pillow on two threads (images, in
+an epoch that decodes them), one str made of each row (text; a loader that keeps all strings in memory makes none).
 
-Beside the speed stands what a restart in mid-epoch costs, when 4 ranks become 3 and then 8: rows lost, rows twice.
+Besides the speed, the cost of a restart in mid-epoch is measured, when 4 ranks become 3 and then 8: rows lost, rows
+duplicated.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ TIMEOUT_SECONDS = 600.0
 #: How long ours may take to be wholly gone. Peers get longer: the next loader must have the machine alone.
 OUR_GRACE_SECONDS, PEER_GRACE_SECONDS = 5.0, 20.0
 
-#: The claims as the issue gives them: ours has at least this many times whose rows a second.
+#: The claims of the issue: ours has at least this many times whose rows a second.
 OF_RAY = 3.0
 OF_BEST_PEER = 0.95
 LATER_OF_BEST_PEER = {FLOATS: 0.95, TOKENS: 2.0, IMAGES: 0.95, TEXT: 0.95}
@@ -407,7 +408,7 @@ def failures_of(kind: str, rounds: Rounds[Any] | None) -> list[str]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options(
         "Rows a second of shuffled batches, and rows lost when the number of ranks changes."
     )

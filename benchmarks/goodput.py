@@ -1,12 +1,12 @@
 """Useful steps under a death every 15 s, over those of the same function without one, torchrun's beside it.
 
 Two ranks train a small model with steps of about 20 ms and a checkpoint every 20 steps (``recovery_scripts/``). In the
-faulty blocks a rank drawn by lot (the same lots for both launchers) is killed with SIGKILL every 15 s for 3 minutes,
-counted from the first step. Useful are the steps that count in the end: one that was done, lost and done again counts
-once. The fault-free block of the same launcher, equally long, is what could have been.
+faulty blocks a random rank (the same sequence for both launchers) is killed with SIGKILL every 15 s for 3 minutes,
+counted from the first step. Useful steps are those that count in the end: a step that was done, lost and repeated
+counts once. The fault-free block of the same launcher, equally long, is the reference.
 
-What is lost goes to two things: steps done since the newest checkpoint, which are done again, and the time from a
-death to the first new step. The limit is 1: no launcher trains faster for its deaths.
+The loss has two parts: steps since the newest checkpoint, which are repeated, and the time from a death to the first
+new step. The limit is 1: deaths make no launcher faster.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def losses_in_words(rounds: Rounds[Block], launcher: Launcher) -> list[str]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("Useful steps under a death every 15 s, over those without.")
     seconds = QUICK_SECONDS if options.quick else SECONDS
     compile_ours()

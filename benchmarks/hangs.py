@@ -1,10 +1,10 @@
-"""Twelve kinds of hang, each noticed in time with the right rank and line; and what only takes long is left alone.
+"""Twelve kinds of hang, each detected in time with the right rank and line; slow phases are not reported.
 
 Every kind is a real run of two or three ranks of which one hangs (``tests/stories/drivers/hanging.py`` has them, to be
-run by hand too). Measured is the time from the last report of any rank to the notice in the run's journal, on the
-clock that both share. The line that the notice names is compared with the line that hangs.
+run by hand too). The time from the last report of any rank to the notice in the run's journal is measured, on a shared
+clock. The line that the notice names is compared with the line that hangs.
 
-The limit is the promise itself: 5 s without a step, which cannot be known earlier.
+The limit is the claim itself: 5 s without a step, which cannot be detected earlier.
 
     python benchmarks/hangs.py [--quick] [--json FILE] [--check]
 """
@@ -38,7 +38,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "stories"
 
 import hanging
 
-#: The claims as the issue gives them: noticed within 5 s of the last step (steps here are far shorter than a second).
+#: The claims of the issue: noticed within 5 s of the last step (steps here are far shorter than a second).
 NOTICED_WITHIN = 5.0
 KINDS = {
     "missed_all_reduce": 3, "extra_all_reduce": 3, "mismatched_reports": 2, "loader": 2, "collate_in_a_worker": 2,

@@ -1,8 +1,9 @@
-"""Start of the script to the first optimizer step, beside one bare process, torchrun and Ray Train.
+"""Time from the start of the script to the first optimizer step, compared with one bare process, torchrun and Ray
+Train.
 
 The clock starts just before the interpreter is started and stops when the slowest rank has done its first
-``optimizer.step()``. Every launcher trains the same tiny model (``launch_scripts/``, to be run by hand too)
-and then ends by itself; the next one begins when all its processes are gone.
+``optimizer.step()``. Every launcher trains the same tiny model (``launch_scripts/``, which can be run manually) and
+then exits; the next one begins when all its processes are gone.
 
 The limit is the bare process: no launcher reaches the first step before one interpreter has imported torch
 and built one optimizer.
@@ -37,7 +38,7 @@ from harness import (
 SCRIPTS = Path(__file__).resolve().parent / "launch_scripts"
 REPETITIONS, QUICK_REPETITIONS = 7, 2
 TIMEOUT_SECONDS = 180.0
-#: How long ours may take to be wholly gone. Peers get longer: the next launcher must have the machine alone.
+#: Seconds for Powertrain's processes to exit. Peers get longer: the next launcher needs the machine to itself.
 OUR_GRACE_SECONDS, PEER_GRACE_SECONDS = 5.0, 20.0
 
 BARE = "one bare process"
@@ -45,7 +46,7 @@ TORCHRUN_2, TORCHRUN_8 = "torchrun, 2 workers", "torchrun, 8 workers"
 RAY_2 = "Ray Train, 2 workers"
 OURS_2, OURS_8 = "Powertrain, 2 workers", "Powertrain, 8 workers"
 
-#: The claims as the issue gives them: ours takes at most this share of whose time.
+#: The claims of the issue: ours takes at most this share of whose time.
 BOUNDS = (
     (OURS_2, 1.20, BARE),
     (OURS_2, 0.75, TORCHRUN_2),
@@ -79,7 +80,7 @@ def powertrain(name: str, workers: int) -> Launcher:
     return Launcher(name, workers, ("torch", "powertrain"), command, (str(workers),), ours=True)
 
 
-#: In an order in which those that are compared are neighbours.
+#: Ordered so that compared launchers are neighbours.
 LAUNCHERS = (
     Launcher(RAY_2, 2, ("torch", "ray"), (sys.executable, str(SCRIPTS / "with_ray_train.py")), ("2",)),
     Launcher(BARE, 1, ("torch",), (sys.executable, str(SCRIPTS / "bare_process.py"))),
@@ -138,7 +139,7 @@ def rows_of(rounds: Rounds[Launch]) -> list[Row]:
 
 
 def bounds_of(rounds: Rounds[Launch]) -> list[Bound]:
-    """The issue's bounds, and that ours leaves nothing behind."""
+    """Return the issue's bounds, and the bound that Powertrain leaves nothing behind."""
     seconds = {one.name: rounds.numbers(one.name, lambda launch: launch.seconds) for one in LAUNCHERS}
     bounds = [
         Bound(f"{ours} / {theirs}", median_ratio(seconds[ours], seconds[theirs]), at_most=share)
@@ -156,7 +157,7 @@ def compile_ours() -> None:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("Time from the start of the script to the first optimizer step.")
     repetitions = QUICK_REPETITIONS if options.quick else REPETITIONS
     compile_ours()

@@ -1,8 +1,8 @@
-"""10 million points written and read back: how fast, how large, how soon a data frame and a picture are there.
+"""Writing and reading 10 million points: speed, size, and the time to a data frame and to a plot.
 
-A point is one report of one rank: its row, its time and three metrics, so 10 million points are 30 million values.
-They come as the controller gets them, 64 of a rank at a time, and count as written when all of them are durable.
-Making the points is part of the time of all contenders alike.
+A point is one report of one rank: its row, its time and three metrics, so 10 million points are 30 million values. They
+arrive as in the controller, 64 of a rank at a time, and count as written when all of them are durable. Generating the
+points is part of the time of all contenders alike.
 
 - "1,000 pixels": the smallest and the largest loss of rank 0 in each of 1,000 stretches of its rows, from storage; the
   first and all later looks count. It is taken of 8 ranks' points (rank 0 has an eighth) and of one rank's (it has all).
@@ -48,7 +48,7 @@ REPETITIONS, QUICK_REPETITIONS = 3, 1
 #: The large ones take a minute each.
 LARGE_REPETITIONS = 2
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 POINTS, QUICK_POINTS = 10_000_000, 400_000
 VIEW_AT_MOST_MILLISECONDS = 200.0
 WRONG_AT_MOST = 0
@@ -239,7 +239,7 @@ def large_of(count: int) -> list[Contender[Kept]]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options(
         "Points written and read back: rate, size, time to a data frame and to a picture."
     )

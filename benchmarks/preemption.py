@@ -1,12 +1,12 @@
 """A SIGTERM at any moment, to any rank, costs no step: the run saves at its next boundary and ends.
 
-Runs of two or three workers train in short steps with a real all-reduce, their state registered or their loop asking
-``should_checkpoint()`` or ``get_preemption_info()`` by turns. At a random moment after the first boundary a random rank
-gets SIGTERM. Counted are the runs that ended as preempted, with a committed checkpoint, and how many steps any rank
-had made beyond it: those would be redone. Others are asked before the first boundary, in the set-up or the first step,
-and must end cleanly, and soon. A run that does not end within its grace has deadlocked.
+Runs of two or three workers train in short steps with a real all-reduce, alternating between registered state,
+``should_checkpoint()`` and ``get_preemption_info()``. At a random time after the first boundary a random rank gets
+SIGTERM. The runs that ended as preempted with a committed checkpoint are counted, and the steps of any rank beyond it,
+which would be repeated. Other runs get the signal before the first boundary, in the setup or the first step, and must
+end cleanly and soon. A run that does not end within its grace period has deadlocked.
 
-The limit beside each figure is all of them: there is nothing random about it.
+The limit of each figure is all runs: the outcome does not depend on chance.
 
     python benchmarks/preemption.py [--quick] [--json FILE] [--check]
 """
@@ -38,7 +38,7 @@ from powertrain.run.record import journal
 from powertrain.storage import open_storage
 from powertrain.torch import TorchTrainer
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 MOMENTS, QUICK_MOMENTS = 100, 10
 REDONE_AT_MOST = 1
 #: Moments before the first boundary.

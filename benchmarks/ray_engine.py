@@ -1,7 +1,7 @@
 """Powertrain's Ray engine beside Ray Train, on the same Ray: a launch, a restart after SIGKILL, and a report.
 
-One Ray is started for the whole benchmark, in processes of its own. Both sides run the very scripts of the benchmarks
-for one machine, with 2 workers, as drivers that are connected to it (``ray_engine_scripts/connected.py``).
+One Ray is started for the whole benchmark, in separate processes. Both sides run the same scripts as the benchmarks for
+one machine, with 2 workers, as drivers that are connected to it (``ray_engine_scripts/connected.py``).
 
 - Launch: from the construction of the trainer, all imports of the script done, to the slowest rank's first optimizer
   step. The limit is one bare process: an interpreter that imports torch and builds one optimizer.
@@ -51,7 +51,7 @@ CONNECTED, HEAD = SCRIPTS / "connected.py", SCRIPTS / "head.py"
 REPETITIONS, QUICK_REPETITIONS = 3, 1
 CPUS = 4
 
-#: The claims as the issue gives them: ours takes at most this share of Ray Train's time.
+#: The claims of the issue: ours takes at most this share of Ray Train's time.
 LAUNCH_AT_MOST, RESTART_AT_MOST, REPORT_AT_MOST = 0.6, 0.1, 0.001
 
 #: Late enough for a checkpoint: Ray Train's controller may hear of that of step 20 only with the report of step 40.
@@ -259,7 +259,7 @@ def measure(address: str, repetitions: int) -> Outcome:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("A launch, a restart and a report on Ray, beside Ray Train.")
     repetitions = QUICK_REPETITIONS if options.quick else REPETITIONS
     launch.compile_ours()

@@ -1,12 +1,12 @@
-"""Death of a rank to the first new step, beside torchrun and Ray Train.
+"""Time from the death of a rank to the first new step, compared with torchrun and Ray Train.
 
 Two ranks train a small model with steps of about 20 ms and a checkpoint every 20 steps (``recovery_scripts/``). After
 its 30th step rank 1 is killed with SIGKILL, from outside; the clock stops when the slowest rank has made its first
-optimizer step in a new process. The set-up of the user's own is in it, and printed apart: from the entry of the
+optimizer step in a new process. The user's setup is included, and also printed separately: from the entry of the
 training function to that step (model, process group's first use, optimizer, checkpoint read, one step of 20 ms).
 
 The limit is two bare forks: a process that has torch loaded forks two ranks, they form a process group and train.
-Nobody has to notice a death there, and no checkpoint is read.
+No death has to be detected there, and no checkpoint is read.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ REPETITIONS, QUICK_REPETITIONS = 7, 2
 TIMEOUT_SECONDS = 180.0
 VICTIM, KILLED_AFTER_STEP = 1, 30
 
-#: The claims as the issue gives them: ours takes at most this share of whose time, and at most so many seconds more
-#: than the user's own set-up.
+#: The claims of the issue: ours takes at most this share of whose time, and at most so many seconds more than the
+#: user's own set-up.
 BOUNDS = ((1 / 10, TORCHRUN), (1 / 30, RAY))
 AT_MOST_BEYOND_SET_UP = 0.5
-#: In an order in which those that are compared are neighbours.
+#: Ordered so that compared launchers are neighbours.
 LAUNCHERS = (RAY, POWERTRAIN, TORCHRUN, BARE_FORKS)
 
 
@@ -127,7 +127,7 @@ def rows_of(rounds: Rounds[Recovery]) -> list[Row]:
 
 
 def bounds_of(rounds: Rounds[Recovery]) -> list[Bound]:
-    """The issue's bounds, and that ours leaves nothing behind."""
+    """Return the issue's bounds, and the bound that Powertrain leaves nothing behind."""
     seconds = {one.name: rounds.numbers(one.name, lambda one: one.seconds) for one in LAUNCHERS}
     ours = seconds[POWERTRAIN.name]
     bounds = [
@@ -144,7 +144,7 @@ def bounds_of(rounds: Rounds[Recovery]) -> list[Bound]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("Time from the death of a rank to the first new optimizer step.")
     repetitions = QUICK_REPETITIONS if options.quick else REPETITIONS
     compile_ours()

@@ -1,9 +1,9 @@
-"""What one report() costs the training thread, from 2 ranks at 10,000 reports a second, beside Ray Train's.
+"""Cost of one report() on the training thread, from 2 ranks at 10,000 reports a second, compared with Ray Train's.
 
-Each rank of ours reports at a steady pace (a late call is followed by the next at once), and each call is
-timed on the training thread. The program's processes are watched from outside: how much memory they hold
-while it reports. Afterwards the points in ``result.dataframe(ranks="all")`` are counted. Ray Train makes only a
-handful of reports, as fast as it can: each waits for its controller's next poll.
+Each Powertrain rank reports at a steady pace (a late call is followed by the next immediately), and each call is timed
+on the training thread. The memory of the program's processes is sampled from outside. Afterwards the points in
+``result.dataframe(ranks="all")`` are counted. Ray Train makes only a handful of reports, as fast as it can: each waits
+for its controller's next poll.
 
 The limit is a queue append: copying the dict and appending it to a deque, at the same pace.
 """
@@ -45,7 +45,7 @@ REPETITIONS, QUICK_REPETITIONS = 3, 1
 TIMEOUT_SECONDS = 180.0
 RANKS = 2
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 MEDIAN_AT_MOST_MICROSECONDS = 20.0
 P99_AT_MOST_MICROSECONDS = 1000.0
 REPORTS_A_SECOND_AT_LEAST = 10_000.0
@@ -261,7 +261,7 @@ def notes_of(rounds: Rounds[Reporting]) -> list[str]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("What one report() costs the training thread, and whether any is lost.")
     repetitions = QUICK_REPETITIONS if options.quick else REPETITIONS
     seconds = QUICK_SUSTAINED_SECONDS if options.quick else SUSTAINED_SECONDS

@@ -1,7 +1,7 @@
-"""Storage in trouble does not slow training down, and no checkpoint is lost in silence.
+"""Storage faults do not slow training down, and no checkpoint is lost silently.
 
-One real run per kind of trouble, with one worker: steps of fixed work, a checkpoint of a few MB every so many steps.
-While it trains its storage is made to fail and mended again, in blocks of equal time:
+One real run per kind of fault, with one worker: steps of fixed work, and a checkpoint of a few MB at a fixed interval.
+While it trains, its storage fails and is repaired again, in blocks of equal time:
 
 - the disk is full from byte k on, with the staging area on it and elsewhere (a small tmpfs, several k);
 - an S3 server (moto's, behind a proxy) refuses connections, is throttled, hangs.
@@ -59,7 +59,7 @@ from powertrain.storage import Storage, open_storage
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 RATIO_AT_LEAST = 0.95
 SILENTLY_MISSING_AT_MOST = 0
 #: "Storage refusing for a minute" is a minute, once.
@@ -509,7 +509,7 @@ def measure_all(options: Options) -> Outcome:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("Steps a second while storage is full, refuses, is throttled or hangs.")
     return conclude(measure_all(options), options)
 

@@ -1,4 +1,4 @@
-"""What tracing adds to a step of 1 ms, and whether it loses steps at 2,000 a second; TraceML beside it.
+"""Overhead of tracing on a step of 1 ms, and lost steps at 2,000 a second; compared with TraceML.
 
 A usual loop (loader, copy, forward, loss, backward, optimizer) runs in blocks of 200 steps, traced and not by turns in
 one process, so that whatever else the machine does meets both. What is added is the median over pairs of neighbouring
@@ -52,7 +52,7 @@ STEPS_OF_BLOCK = 200
 #: As in trace_scripts/training.py, which this file does not load: it loads torch.
 SETTLING_STEPS = 5
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 STEP_SECONDS, STEPS = 0.001, 5000
 ADDED_AT_MOST_MILLISECONDS = 0.03
 P999_ADDED_AT_MOST_MILLISECONDS = 1.0

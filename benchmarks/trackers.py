@@ -1,4 +1,4 @@
-"""What a tracker costs the training: steps without one, with MLflow, and with MLflow down for half of the steps.
+"""Cost of a tracker: steps without one, with MLflow, and with MLflow down for half of the steps.
 
 One rank makes 10,000 steps of about a millisecond, and each is timed on the training thread with its report. The MLflow
 server is a real one, on this machine, at the lowest priority: it stands for one that is elsewhere. For the run in which

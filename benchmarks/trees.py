@@ -1,8 +1,8 @@
-"""This checkout beside another one of Powertrain: whether a change has made anything slower.
+"""Comparison of this checkout with another one of Powertrain, to find performance regressions.
 
-Measures what ``launch.py``, ``report.py``, ``recovery.py`` and ``metrics_store.py`` measure of Powertrain itself,
-without their peers, with the two checkouts interleaved. Give the other one by its directory, such as a worktree of an
-earlier commit: ``python benchmarks/trees.py --base ../before``. The limit of every figure is the other checkout's.
+Takes Powertrain's own measurements of ``launch.py``, ``report.py``, ``recovery.py`` and ``metrics_store.py``, without
+their peers, with the two checkouts interleaved. Give the other one by its directory, such as a worktree of an earlier
+commit: ``python benchmarks/trees.py --base ../before``. The limit of every figure is the other checkout's.
 
 The environment must let ``PYTHONPATH`` choose the package, as an editable install does.
 """
@@ -104,7 +104,7 @@ def measure_in(checkout: Path, figure: Figure) -> float:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--base", type=Path, help="the directory of the other checkout")
     parser.add_argument("--repetitions", type=int, default=15, help="rounds of each figure")

@@ -1,16 +1,16 @@
-"""Faults put into real runs of 2 and 3 ranks, and what the diagnosis says of them; TraceML beside it.
+"""Faults injected into real runs of 2 and 3 ranks, and their diagnosis; compared with TraceML.
 
 Every scenario (``verdict_scripts/scenarios.py``) is a training function with one thing wrong, or nothing. It is run by
-a TorchTrainer on this machine with tracing as it is by default (only that the machine is looked at ten times a second,
-since runs take some seconds), and judged by the finding that leads its ``final_summary.json``: kind, ranks and phase
-must be those of the fault, and the numbers of the evidence must lie where they were put. A run with nothing wrong is
-then repeated, and must be called healthy each time.
+a TorchTrainer on this machine with default tracing (except that the machine is sampled ten times a second, since runs
+take some seconds), and judged by the first finding of its ``final_summary.json``: kind, ranks and phase must be those
+of the fault, and the numbers of the evidence must be in the injected range. A run without a fault is then repeated, and
+must be diagnosed as healthy each time.
 
-TraceML traces the same loop, started by its own launcher in its summary mode. It is right where any section of its
-summary has a finding that means the fault, first or not, and names the rank where it is one rank's. For some it has
+TraceML traces the same loop, started by its own launcher in its summary mode. It is right if any section of its summary
+has a finding that means the fault, first or not, and names the rank if the fault is one rank's. For some faults it has
 no name.
 
-Those that need a GPU run where there is one and are named as skipped elsewhere.
+Scenarios that need a GPU run if there is one and are listed as skipped elsewhere.
 
     python benchmarks/verdicts.py [--only NAME]... [--ranks 2]... [--no-peers] [--peers-on-all] [--healthy-repeats N]
         [--cuda] [--quick] [--json FILE] [--check]
@@ -40,7 +40,7 @@ from scenarios import BY_NAME, SCENARIOS, Scenario
 
 SCRIPTS = Path(__file__).resolve().parent / "verdict_scripts"
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 SCENARIOS_AT_LEAST, WRONG_AT_MOST = 22, 0
 HEALTHY_REPEATS, UNHEALTHY_AT_MOST = 50, 0
 WORLD_SIZES = (2, 3)

@@ -2,9 +2,9 @@
 [singly]
 
 The controller has its real journal, metrics store, hub and watchdog, and an engine whose workers are links in other
-processes (``crowd.py``). They let reports gather as the run tells them, or, with ``singly``, send each by itself. The
-last rank has a process of its own. When every row is complete, one worker's link is closed while its process lives on,
-and the last rank's process is killed: the run ends by that failure, as it should.
+processes (``crowd.py``). They batch reports as the run requests, or, with ``singly``, send each separately. The last
+rank has its own process. When every row is complete, one worker's link is closed while its process stays alive, and the
+last rank's process is killed: the run ends by that failure, as expected.
 
 Lines on standard output are JSON objects: phases with their moments, on the clock that all processes share, and the CPU
 seconds of each thread until then; at last the findings.

@@ -1,9 +1,9 @@
-"""The run that benchmarks/crash_matrix.py kills: an ordinary script, and how to know its checkpoints again.
+"""The run that benchmarks/crash_matrix.py kills: an ordinary script with identifiable checkpoints.
 
     python benchmarks/crash_scripts/crash_driver.py STORAGE [--workers 2] [--rows 5] [--mebibytes 3] [--dies RANK]
 
-Every rank saves in every row, and every file says in every line which row, rank and name it belongs to. Started again
-with the same storage the script goes on from the newest checkpoint, after it has read all of it.
+Every rank saves in every row, and every line of every file names its row, rank and file name. Restarted with the same
+storage the script resumes from the newest checkpoint, after it has read all of it.
 """
 
 from __future__ import annotations

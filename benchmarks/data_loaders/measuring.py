@@ -1,7 +1,7 @@
-"""What all loader programs share: the request they are started with, timed epochs, rows counted, one JSON file.
+"""Common parts of the loader programs: the request, timed epochs, counted rows, one JSON file.
 
 A loader program is started as ``python PROGRAM REQUEST``, REQUEST being a :class:`Request` as JSON, and imports all
-it needs before it calls :func:`measure`: imports are nobody's opening.
+modules before it calls :func:`measure`: imports do not count as opening.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """4 -> 3 -> 8 ranks with Ray Data's streaming_split: python restart_ray_data.py REQUEST
 
-It has no state to save: after each restart the epoch begins anew. Each world is a Ray of its own, and its ranks are
-threads, because streaming_split gives nobody rows before all of its ranks ask.
+It has no state to save: after each restart the epoch starts over. Each world is a separate Ray, and its ranks are
+threads, because streaming_split returns no rows before all of its ranks request them.
 """
 
 from __future__ import annotations

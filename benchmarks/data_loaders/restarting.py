@@ -1,7 +1,7 @@
-"""What all restart programs share: an epoch begun by 4 ranks, gone on with by 3, and ended by 8.
+"""Common parts of the restart programs: an epoch begun by 4 ranks, continued by 3, and ended by 8.
 
-Each rank saves its state when it stops. Where there are more or fewer states than new ranks, a new rank takes the one
-of its own number, or counted round: what a script does that loads the checkpoint file of its rank.
+Each rank saves its state when it stops. If the numbers of states and new ranks differ, a new rank takes the state of
+its own rank modulo their number, like a script that loads the checkpoint file of its rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What all scripts here share: the points, the check that all came back, and how a measurement is written down.
+"""Common parts of these scripts: the points, the check of the points read back, and the output.
 
 A point is one report of one rank: its row, its time and three metrics. A script is run as
 ``python SCRIPT DIRECTORY SETTINGS``; SETTINGS is a JSON object with "points" and "ranks". It writes the points into
-DIRECTORY/points, reads them back, and leaves what it measured in DIRECTORY/measured.json.
+DIRECTORY/points, reads them back, and writes its measurements to DIRECTORY/measured.json.
 """
 
 from __future__ import annotations

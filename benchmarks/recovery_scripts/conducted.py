@@ -1,4 +1,4 @@
-"""One launcher's run of the training function, with a conductor beside it that kills ranks and says when to end."""
+"""One launcher's run of the training function, with a conductor that kills ranks and ends the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recovery_scripts.diary import ENTERED, STEPPED, Entry, ask_to_stop, read
 
 SCRIPTS = Path(__file__).resolve().parent
 RANKS = (0, 1)
-#: How long ours may take to be wholly gone. Peers get longer: the next launcher must have the machine alone.
+#: Seconds for Powertrain's processes to exit. Peers get longer: the next launcher needs the machine to itself.
 _OUR_GRACE, _PEER_GRACE = 5.0, 20.0
 _LOOK_EVERY = 0.002
 

@@ -1,7 +1,7 @@
-"""What each rank did and when, written by the rank so that its death loses nothing, and read by the benchmark.
+"""Diaries of ranks: timed entries, written so that a rank's death loses nothing, and read by the benchmark.
 
 One file a rank, one line an entry: kind, process, step, seconds of ``time.monotonic()``, which all processes of a
-machine share. An attempt is known by its process: whoever restarts a rank starts a new one.
+machine share. An attempt is identified by its process: every restart of a rank starts a new one.
 """
 
 from __future__ import annotations

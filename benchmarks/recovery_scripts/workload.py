@@ -16,7 +16,7 @@ from diary import STEPPED, Diary
 
 STEP_SECONDS = 0.02
 CHECKPOINT_EVERY = 20
-#: Nobody trains longer than this, should the benchmark itself have died.
+#: Maximum training time, in case the benchmark itself has died.
 LAST_STEP = 20_000
 
 

@@ -1,6 +1,6 @@
-"""The training loop that faults are put into: a usual loop over a usual loader, with DDP where there are several ranks.
+"""The training loop with injected faults: a common loop and loader, with DDP for several ranks.
 
-It knows nothing of who traces it; what differs between tracers is in :class:`Tools`.
+It is independent of the tracer; differences between tracers are in :class:`Tools`.
 """
 
 from __future__ import annotations

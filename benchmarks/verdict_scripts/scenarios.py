@@ -1,7 +1,8 @@
-"""What is put into a run, and what its diagnosis must say then. Loads nothing: drivers and ranks read it alike.
+"""Injected faults, and the expected diagnosis. Loads nothing: drivers and ranks both import it.
 
-A step has phases of about 10, 14 and 3 ms (forward, backward, optimizer). They are some real work and, for the rest,
-waiting, as a thread waits for its device: so three ranks fit on two cores, and what is put in is all that is wrong.
+A step has phases of about 10, 14 and 3 ms (forward, backward, optimizer). They consist of some real work and, for the
+rest, of waiting, as a thread waits for its device: so three ranks fit on two cores, and the injected fault is the only
+one.
 """
 
 from __future__ import annotations

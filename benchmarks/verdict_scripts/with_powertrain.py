@@ -1,4 +1,4 @@
-"""A scenario as a run of ours, and what its diagnosis says."""
+"""A scenario as a Powertrain run, and its diagnosis."""
 
 from __future__ import annotations
 

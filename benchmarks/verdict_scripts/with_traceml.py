@@ -1,6 +1,6 @@
 """The same loop traced by TraceML as its documentation says, started by ``traceml run``.
 
-Scenario and steps come by environment, because its launcher keeps the arguments for itself.
+Scenario and steps are passed by environment variables, because the launcher consumes the arguments.
 """
 
 from __future__ import annotations
