@@ -2,11 +2,11 @@
 
 The run is crash_scripts/crash_driver.py: two ranks that save in every row, old checkpoints deleted on the way. It is
 
-- killed with SIGKILL at every step of one save that changes storage: the controller, the uploader, a rank; - cut off
-from power at every step of all saves, with three models of lost writes: this needs no killing, because the durable
-state after each flush is recorded while one run continues undisturbed (``powertrain.testing.power_cut``); - killed at
-random moments: whole runs, and many short ones in which one process is rank, uploader and controller; - stopped by the
-death of a rank right after ``report`` has returned on all ranks.
+- killed with SIGKILL at every step of one save that changes storage: the controller, the uploader, a rank;
+- cut off from power at every step of all saves, with three models of lost writes: this needs no killing, because the
+  durable state after each flush is recorded while one run continues undisturbed (``powertrain.testing.power_cut``);
+- killed at random moments: whole runs, and many short ones in which one process is rank, uploader and controller;
+- stopped by the death of a rank right after ``report`` has returned on all ranks.
 
 After each crash the newest committed checkpoint must exist, verify, have the saved content, and be as new as the last
 announced commit; no process of the run may be alive; and the same script must resume from it to its end.
