@@ -57,7 +57,7 @@ BOUNDS = (
 
 @dataclass(frozen=True)
 class Launcher:
-    """A way to start the training function; the output directory goes between command and arguments."""
+    """A launcher of the training function; the output directory goes between command and arguments."""
 
     name: str
     workers: int
@@ -68,14 +68,14 @@ class Launcher:
 
 
 def torchrun(name: str, workers: int) -> Launcher:
-    """torchrun as its documentation starts one node; ``-m torch.distributed.run`` is the same program."""
+    """Return torchrun's command for one node; ``-m torch.distributed.run`` is the same program."""
     options = ("--standalone", f"--nproc-per-node={workers}")
     command = (sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPTS / "with_torchrun.py"))
     return Launcher(name, workers, ("torch",), command)
 
 
 def powertrain(name: str, workers: int) -> Launcher:
-    """Ours: a plain Python script."""
+    """Return Powertrain's launcher: a plain Python script."""
     command = (sys.executable, str(SCRIPTS / "with_powertrain.py"))
     return Launcher(name, workers, ("torch", "powertrain"), command, (str(workers),), ours=True)
 
@@ -93,19 +93,19 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: when each rank had done its first step, and what outlived the program."""
+    """One launch: the time of each rank's first step, and leftovers of the program."""
 
     seconds_of_rank: tuple[float, ...]
     left_behind: tuple[str, ...]
 
     @property
     def seconds(self) -> float:
-        """Until the slowest rank's first step."""
+        """Seconds until the slowest rank's first step."""
         return max(self.seconds_of_rank)
 
 
 def launch_once(launcher: Launcher) -> Launch:
-    """Launches once, waits until all of it is gone, reads the ranks' files."""
+    """Launch once, wait for all processes to exit, and read the ranks' files."""
     with tempfile.TemporaryDirectory(prefix="ptb-") as directory:
         workspace = Path(directory)
         steps = workspace / "steps"
@@ -121,12 +121,12 @@ def launch_once(launcher: Launcher) -> Launch:
         raise MeasurementFailed(
             f"{len(seconds)} of {launcher.workers} ranks wrote the time of their first step."
         )
-    # A peer's files (Ray keeps its session's logs on purpose) are no fault; a process that stays always is.
+    # A peer's files (Ray keeps its session's logs) are not an error; a remaining process always is.
     return Launch(seconds, ended.left_behind if launcher.ours else ended.left_processes)
 
 
 def rows_of(rounds: Rounds[Launch]) -> list[Row]:
-    """One line a launcher, with ours of the same number of workers over it."""
+    """Return one row per launcher, with Powertrain's ratio at the same number of workers."""
     bare = median(rounds.numbers(BARE, lambda launch: launch.seconds))
     limit = "" if bare is None else f"bare process {bare:.2f} s"
     rows = []
@@ -151,7 +151,7 @@ def bounds_of(rounds: Rounds[Launch]) -> list[Bound]:
 
 
 def compile_ours() -> None:
-    """Byte-compile our package, as installing a wheel does; the peers were installed that way."""
+    """Byte-compile the package, as installing a wheel does; the peers were installed that way."""
     for folder in find_spec("powertrain").submodule_search_locations:
         compile_dir(folder, quiet=2)
 

@@ -57,7 +57,7 @@ WRONG_AT_MOST = 0
 PEAK_GROWTH_AT_MOST_MB = 20.0
 #: By so many points the writer has made its largest merge; runs of fewer (``--quick``) say nothing of its peak.
 SETTLED_POINTS = 600_000
-#: What peers are given.
+#: Number of points for peers.
 COMPARED, QUICK_COMPARED = 40_000, 8_000
 
 OURS, TENSORBOARD = "Powertrain", "TensorBoard (tensorboardX)"
@@ -67,7 +67,7 @@ SMALL, LARGE, ONE_RANK = "a tenth of the points", "8 ranks", "one rank"
 
 @dataclass(frozen=True)
 class Kept:
-    """What one script measured."""
+    """The measurements of one script."""
 
     points: int
     write_seconds: float
@@ -75,14 +75,14 @@ class Kept:
     frame_seconds: float
     view_seconds: tuple[float, ...]
     peak_mb: float
-    #: Points missing, twice or changed, and pixels that differ from the points.
+    #: Points missing, duplicated or changed, and pixels that differ from the points.
     wrong: int
     raw_megabytes_a_second: float = 0.0
     left_behind: tuple[str, ...] = ()
 
 
 def measure(script: str, points: int, ranks: int = RANKS, **more: Any) -> Kept:
-    """Runs one of ``metrics_store_scripts/`` in a process and a directory of its own."""
+    """Run one of ``metrics_store_scripts/`` in a separate process and directory."""
     with tempfile.TemporaryDirectory(prefix="ptb-", dir=_disk()) as directory:
         workspace = Path(directory)
         settings = json.dumps({"points": points, "ranks": ranks, **more})
@@ -116,32 +116,32 @@ def _disk() -> str | None:
 
 
 def points_a_second(one: Kept) -> float:
-    """Points written a second."""
+    """Return the points written per second."""
     return one.points / one.write_seconds
 
 
 def bytes_a_point(one: Kept) -> float:
-    """On disk, once all is written."""
+    """Return the bytes per point on disk, once all is written."""
     return one.bytes_a_point
 
 
 def seconds_to_frame(one: Kept) -> float:
-    """From storage to a data frame of all points."""
+    """Return the seconds from storage to a data frame of all points."""
     return one.frame_seconds
 
 
 def view_milliseconds(one: Kept) -> float:
-    """The usual look."""
+    """Return the milliseconds of the typical view."""
     return statistics.median(one.view_seconds) * 1000
 
 
 def slowest_view_milliseconds(one: Kept) -> float:
-    """The slowest look, the first included."""
+    """Return the milliseconds of the slowest view, including the first."""
     return max(one.view_seconds) * 1000
 
 
 def peak_mb(one: Kept) -> float:
-    """The most that the writing process held, libraries included."""
+    """Return the peak memory of the writing process, including libraries."""
     return one.peak_mb
 
 
@@ -155,7 +155,7 @@ FIGURES = (
 
 
 def rows_beside_peers(rounds: Rounds[Kept], count: int) -> list[Row]:
-    """Every figure of every contender at the same number of points."""
+    """Return every figure of every contender at the same number of points."""
     rows = []
     for what, unit, take in FIGURES:
         numbers = {name: rounds.numbers(name, take) for name in rounds.measured}
@@ -166,7 +166,7 @@ def rows_beside_peers(rounds: Rounds[Kept], count: int) -> list[Row]:
 
 
 def _limit(rounds: Rounds[Kept], what: str) -> str:
-    """What the disk alone would allow for the bytes of the table in memory."""
+    """Return the limit of the disk alone for the bytes of the table in memory."""
     disk = median(rounds.numbers(LIMIT, lambda one: one.raw_megabytes_a_second))
     small = median(rounds.numbers(LIMIT, bytes_a_point))
     if what != "points written" or disk is None or not small:
@@ -175,7 +175,7 @@ def _limit(rounds: Rounds[Kept], what: str) -> str:
 
 
 def rows_of_large(rounds: Rounds[Kept], count: int) -> list[Row]:
-    """Ours alone, at the size of the claim."""
+    """Return Powertrain's figures at the size of the claim."""
     figures = (*FIGURES, ("slowest look at 1,000 pixels", "ms", slowest_view_milliseconds))
     rows = [
         Row(f"{what}, {count:,}", f"{OURS}, {name}", unit, rounds.numbers(name, take), limit=limit)
@@ -188,7 +188,7 @@ def rows_of_large(rounds: Rounds[Kept], count: int) -> list[Row]:
 
 
 def bounds_of(beside: Rounds[Kept], large: Rounds[Kept], count: int) -> list[Bound]:
-    """The issue's bounds, by the worst repetition, and what else must hold."""
+    """Return the issue's bounds, by the worst repetition, and further conditions."""
     slowest = [worst(large.numbers(name, slowest_view_milliseconds)) for name in (LARGE, ONE_RANK)]
     wrong = [worst(large.numbers(name, lambda one: one.wrong)) for name in large.measured]
     wrong.append(worst(beside.numbers(OURS, lambda one: one.wrong)))
@@ -218,7 +218,7 @@ def bounds_of(beside: Rounds[Kept], large: Rounds[Kept], count: int) -> list[Bou
 
 
 def contenders_of(count: int) -> list[Contender[Kept]]:
-    """Ours and the peers, with the same points."""
+    """Return Powertrain and the peers, with the same points."""
     return [
         Contender(TENSORBOARD, ("tensorboardX",), partial(measure, "with_tensorboard.py", count)),
         Contender(OURS, ("powertrain",), partial(measure, "with_powertrain.py", count)),
@@ -229,7 +229,7 @@ def contenders_of(count: int) -> list[Contender[Kept]]:
 
 
 def large_of(count: int) -> list[Contender[Kept]]:
-    """Ours at the size of the claim."""
+    """Return Powertrain at the size of the claim."""
     ours = "with_powertrain.py"
     return [
         Contender(SMALL, ("powertrain",), partial(measure, ours, count // 10)),

@@ -41,7 +41,7 @@ from powertrain.torch import TorchTrainer
 #: The claims of the issue.
 MOMENTS, QUICK_MOMENTS = 100, 10
 REDONE_AT_MOST = 1
-#: Moments before the first boundary.
+#: Times before the first boundary.
 EARLY, QUICK_EARLY = 30, 4
 #: A run that has not ended by then has deadlocked: the grace is 30 s.
 DEADLOCKED_AFTER = 60.0
@@ -51,7 +51,7 @@ STEP_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class Ended:
-    """How one run ended."""
+    """The end of one run."""
 
     idiom: str
     workers: int
@@ -70,7 +70,7 @@ class Ended:
 
 
 def loop(config: dict[str, Any]) -> None:
-    """One worker: steps until it is told to leave."""
+    """Training function: step until a stop request."""
     import torch
     import torch.distributed as dist
 
@@ -103,7 +103,7 @@ def loop(config: dict[str, Any]) -> None:
 
 
 def measure(number: int, chance: random.Random, workspace: Path, *, early: bool) -> Ended:
-    """One run, asked to leave at one moment."""
+    """Make one run with a stop request at one time."""
     idiom, workers = IDIOMS[number % len(IDIOMS)], chance.choice((2, 3))
     rank, moment = chance.randrange(workers), chance.uniform(0.0, 0.15 if early else 0.4)
     name = f"{'early' if early else 'run'}-{number}"
@@ -142,7 +142,7 @@ def measure(number: int, chance: random.Random, workspace: Path, *, early: bool)
 
 
 def _ask(board: Path, workers: int, rank: int, moment: float, early: bool, asked: list[float]) -> None:
-    """Send the signal at its moment: after every process is up, or after the first boundary of the slowest rank."""
+    """Send the signal at its time: after every process has started, or after the slowest rank's first boundary."""
     deadline = time.monotonic() + DEADLOCKED_AFTER
     while time.monotonic() < deadline:
         up = all((board / f"pid-{each}").exists() for each in range(workers))

@@ -68,7 +68,7 @@ class Recovery:
 
 
 def recover_once(launcher: Launcher, killed_after: int = KILLED_AFTER_STEP) -> Recovery:
-    """Start, kill rank 1 after that step, wait for the first new step of both, end."""
+    """Start, kill rank 1 after its step, wait for the first new step of both, and end."""
     kill_and_wait = partial(_kill_and_wait, killed_after=killed_after)
     conducted = conduct(launcher, _begin_anew if launcher is BARE_FORKS else kill_and_wait, TIMEOUT_SECONDS)
     moment = conducted.found
@@ -85,7 +85,7 @@ def recover_once(launcher: Launcher, killed_after: int = KILLED_AFTER_STEP) -> R
 
 
 def _kill_and_wait(conductor: Conductor, killed_after: int) -> float:
-    """Kill the victim after its step; returns when. The run ends once both ranks train again."""
+    """Kill the victim after its step; return the time. The run ends once both ranks train again."""
 
     def has_come_far_enough() -> bool | None:
         return any(entry.step >= killed_after for entry in conductor.steps(VICTIM)) or None
@@ -102,7 +102,7 @@ def _kill_and_wait(conductor: Conductor, killed_after: int) -> float:
 
 
 def _begin_anew(conductor: Conductor) -> float:
-    """The same of bare forks: returns when the first of them was forked."""
+    """Do the same with bare forks: return the time of the first fork."""
     for rank in RANKS:
         conductor.await_(f"the first step of rank {rank}", lambda rank=rank: conductor.steps(rank) or None)
     conductor.end()
@@ -110,7 +110,7 @@ def _begin_anew(conductor: Conductor) -> float:
 
 
 def rows_of(rounds: Rounds[Recovery]) -> list[Row]:
-    """Two lines a launcher: all of it, and the user's own part."""
+    """Return two rows per launcher: the total, and the user's own setup."""
     ours = rounds.numbers(POWERTRAIN.name, lambda one: one.seconds)
     least = median(rounds.numbers(BARE_FORKS.name, lambda one: one.seconds))
     limit = "" if least is None else f"two bare forks {least:.2f} s"

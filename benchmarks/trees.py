@@ -73,7 +73,7 @@ def milliseconds_to_view(points: int) -> float:
 
 
 def figures(quick: bool, repetitions: int) -> list[Figure]:
-    """All that is compared."""
+    """Return all figures to compare."""
     points, often = (QUICK_POINTS, 2) if quick else (POINTS, repetitions)
     return [
         Figure("launch to first step, 2 workers", "s", partial(launch_seconds, 2), often),
@@ -86,7 +86,7 @@ def figures(quick: bool, repetitions: int) -> list[Figure]:
 
 @contextmanager
 def package_of(checkout: Path) -> Iterator[None]:
-    """Let processes that are started inside the block import the package of ``checkout``."""
+    """Make processes started inside the block import the package of ``checkout``."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(checkout / "src")
     try:

@@ -55,7 +55,7 @@ class SimulatedWorker:
         self._offset = rank / crowd.world_size
         self._row = self._steps = 0
         self._trains = False
-        #: What has been made and not been sent; and when that goes, unless it goes at once.
+        #: Unsent messages; and their send time, unless they are sent immediately.
         self._made: list[FromWorker] = []
         self._times: SharedTimes | None = None
         self._say([Hello(pid=os.getpid() * 100_000 + rank, host=f"node-{rank // 8:04d}")])

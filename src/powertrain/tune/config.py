@@ -90,7 +90,7 @@ def _function(value: Any) -> Any:
 
 @dataclass(frozen=True, repr=False)
 class TuneConfig(Config):
-    """How a sweep searches."""
+    """Search configuration of a sweep."""
 
     mode: str | list[str] | None = option(None, optional(_mode))
     """Whether the metric is to be small ("min") or large ("max"); a list for several objectives."""

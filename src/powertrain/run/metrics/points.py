@@ -4,7 +4,7 @@ Metrics are flattened into one column per leaf: ``{"eval": {"acc": 1}}`` becomes
 "\\" inside a key is written with a "\\" before it, and a key that is called as one of our own columns gets a
 "\\" in front, so flattening can be undone. Whole numbers, floats, booleans and text have columns of their
 type; other values, and columns of mixed type, are JSON text (see :mod:`powertrain.checkpoint.manifest` for
-how it says NaN), and the field's metadata says so. A missing value is null.
+its form of NaN), which is marked in the field's metadata. A missing value is null.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def check_summary(table: pa.Table, columns: Sequence[str], batches: int) -> None
 
     ``columns`` are the requested ones.
 
-    ``columns`` are those that were asked for.
+    ``columns`` are the requested ones.
     """
     import pyarrow as pa
 

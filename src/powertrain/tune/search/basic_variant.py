@@ -50,7 +50,7 @@ class BasicVariantGenerator(Searcher):
         points_to_evaluate: Configurations to try first. Entries that a point leaves out are drawn; grids that it
             leaves out are tried whole. Each point counts as one of ``num_samples``.
         max_concurrent: Maximum number of concurrent trials; 0 for no limit.
-        constant_grid_search: Whether distributions are drawn once for all combinations of a grid instead of anew for
+        constant_grid_search: Whether distributions are drawn once for all combinations of a grid instead of again for
             each. Functions of ``sample_from`` that read a grid are still called for each.
         random_state: A seed or a generator of numpy or ``random`` to take one from. By default it is taken from
             numpy's global generator, so that ``numpy.random.seed`` has its effect.

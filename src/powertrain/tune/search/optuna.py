@@ -89,9 +89,9 @@ class OptunaSearch(Searcher):
     normal distribution is searched by its quantile, between 3.7 standard deviations to either side.
 
     Args:
-        space: The space, where it is not ``param_space``: a dict of distributions, ours or Optuna's, "a/b" for nested
-            entries; or a function that calls the ``suggest_...`` methods of the trial it is given and returns a dict of
-            constants or None. Entries may then depend on each other. Constants of ``param_space`` are added.
+        space: The space, if it is not ``param_space``: a dict of distributions, Powertrain's or Optuna's, "a/b" for
+            nested entries; or a function that calls the ``suggest_...`` methods of the trial it is given and returns a
+            dict of constants or None. Entries may then depend on each other. Constants of ``param_space`` are added.
         metric: The metric to improve; a list for several objectives.
         mode: "min" or "max"; a list for several objectives.
         points_to_evaluate: Configurations to try first. Entries that a point leaves out are suggested.

@@ -35,7 +35,7 @@ def check_takes_config(trainable: Any) -> None:
 
 
 def scaling_of(trainable: Any, config: Mapping[str, Any] | None = None) -> ScalingConfig:
-    """Return the scaling of a function's trials: one worker, unless ``with_resources`` says otherwise.
+    """Return the scaling of a function's trials: one worker, unless ``with_resources`` sets another.
 
     On one machine, a worker without a request holds no resources that another sweep, or a nested one, could wait for.
     On a cluster it has one CPU.
