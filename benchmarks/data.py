@@ -14,7 +14,7 @@ later epochs run in the rounds (with ``--quick`` all settings run in the one rou
 Hugging Face's datasets choose between the settings of their own guides; those settings are described in the loader
 programs. Plain torch has all rows in memory before its first epoch; for text that means strings that exist already.
 
-The limit is a lower bound for every loader: the copy of the bytes (floats, tokens), Pillow on two threads (images, in
+The limit is an upper bound for every loader: the copy of the bytes (floats, tokens), Pillow on two threads (images, in
 an epoch that decodes them), one str made of each row (text; a loader that keeps all strings in memory makes none).
 
 Besides the speed, the cost of a restart in mid-epoch is measured, when 4 ranks become 3 and then 8: rows lost, rows
@@ -64,7 +64,7 @@ TIMEOUT_SECONDS = 600.0
 #: Seconds for Powertrain's processes to exit. Peers get longer: the next loader needs the machine to itself.
 OUR_GRACE_SECONDS, PEER_GRACE_SECONDS = 5.0, 20.0
 
-#: The claims of the issue: ours has at least this many times whose rows a second.
+#: The claims of the issue: Powertrain's rows per second are at least this multiple of the named peer's.
 OF_RAY = 3.0
 OF_BEST_PEER = 0.95
 LATER_OF_BEST_PEER = {FLOATS: 0.95, TOKENS: 2.0, IMAGES: 0.95, TEXT: 0.95}

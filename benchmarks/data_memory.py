@@ -69,7 +69,7 @@ class Streaming:
 
     @property
     def growth_mb(self) -> float:
-        """From after the imports to the highest moment."""
+        """Growth from the end of the imports to the peak."""
         return max(0.0, (max(self.samples) - self.before) / 1e6)
 
     @property

@@ -1,8 +1,8 @@
 """Twelve kinds of hang, each detected in time with the right rank and line; slow phases are not reported.
 
-Every kind is a real run of two or three ranks of which one hangs (``tests/stories/drivers/hanging.py`` has them, to be
-run by hand too). The time from the last report of any rank to the notice in the run's journal is measured, on a shared
-clock. The line that the notice names is compared with the line that hangs.
+Every kind is a real run of two or three ranks of which one hangs (``tests/stories/drivers/hanging.py`` has them, which
+can be run manually). The time from the last report of any rank to the notice in the run's journal is measured, on a
+shared clock. The line that the notice names is compared with the line that hangs.
 
 The limit is the claim itself: 5 s without a step, which cannot be detected earlier.
 

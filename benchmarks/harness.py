@@ -2,7 +2,7 @@
 
 A benchmark is one file that
 1. lists its contenders (ours and the peers), each with the modules it needs and how to measure it once,
-2. hands them to :func:`interleave`, which measures each once per round,
+2. passes them to :func:`interleave`, which measures each once per round,
 3. turns the measurements into :class:`Row` (a line of the table) and :class:`Bound` (a claim that must hold),
 4. ends with ``raise SystemExit(conclude(...))``.
 

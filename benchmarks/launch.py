@@ -46,7 +46,7 @@ TORCHRUN_2, TORCHRUN_8 = "torchrun, 2 workers", "torchrun, 8 workers"
 RAY_2 = "Ray Train, 2 workers"
 OURS_2, OURS_8 = "Powertrain, 2 workers", "Powertrain, 8 workers"
 
-#: The claims of the issue: ours takes at most this share of whose time.
+#: The claims of the issue: Powertrain takes at most this share of the named peer's time.
 BOUNDS = (
     (OURS_2, 1.20, BARE),
     (OURS_2, 0.75, TORCHRUN_2),

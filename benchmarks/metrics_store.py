@@ -112,7 +112,7 @@ def _disk() -> str | None:
     return str(Path.home()) if tempfile.gettempdir() in in_memory else None
 
 
-# --------------------------------------------------------------------------- what is said of it
+# --------------------------------------------------------------------------- figures
 
 
 def points_a_second(one: Kept) -> float:

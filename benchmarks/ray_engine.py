@@ -51,7 +51,7 @@ CONNECTED, HEAD = SCRIPTS / "connected.py", SCRIPTS / "head.py"
 REPETITIONS, QUICK_REPETITIONS = 3, 1
 CPUS = 4
 
-#: The claims of the issue: ours takes at most this share of Ray Train's time.
+#: The claims of the issue: Powertrain takes at most this share of Ray Train's time.
 LAUNCH_AT_MOST, RESTART_AT_MOST, REPORT_AT_MOST = 0.6, 0.1, 0.001
 
 #: Late enough for a checkpoint: Ray Train's controller may hear of that of step 20 only with the report of step 40.

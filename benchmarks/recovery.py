@@ -45,8 +45,8 @@ REPETITIONS, QUICK_REPETITIONS = 7, 2
 TIMEOUT_SECONDS = 180.0
 VICTIM, KILLED_AFTER_STEP = 1, 30
 
-#: The claims of the issue: ours takes at most this share of whose time, and at most so many seconds more than the
-#: user's own set-up.
+#: The claims of the issue: Powertrain takes at most this share of the named peer's time, and at most this many seconds
+#: more than the user's own setup.
 BOUNDS = ((1 / 10, TORCHRUN), (1 / 30, RAY))
 AT_MOST_BEYOND_SET_UP = 0.5
 #: Ordered so that compared launchers are neighbours.
@@ -55,7 +55,7 @@ LAUNCHERS = (RAY, POWERTRAIN, TORCHRUN, BARE_FORKS)
 
 @dataclass(frozen=True)
 class Recovery:
-    """One recovery, in seconds: kill to the slowest rank's first new step, and that rank's set-up within it."""
+    """One recovery, in seconds: kill to the slowest rank's first new step, and that rank's setup within it."""
 
     seconds: float
     set_up: float

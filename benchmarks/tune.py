@@ -1,6 +1,6 @@
 """Cost of a trial of a sweep: 64 trivial ones of 5 reports each, 2 at a time, compared with Ray Tune and Optuna.
 
-Each contender runs in a process of its own; a trial of ours and of Ray Tune's is a process, one of Optuna's a call in a
+Each contender runs in its own process; a trial of Powertrain and of Ray Tune is a process, one of Optuna's a call in a
 thread. The limit is a bare fork of a process that has torch loaded. Then Powertrain runs 2,000 trials in one sweep, to
 measure the growth of the driver's memory after the first 200, and whether late trials take longer than early ones.
 """
@@ -72,7 +72,9 @@ def seconds_per_trial(script: str, trials: int) -> float:
 
 
 def measure_long_sweep(trials: int) -> dict[str, float]:
-    """Run one long sweep of ours; return memory growth, early and late seconds per trial, and those of ``show``."""
+    """Run one long sweep of Powertrain; return memory growth, early and late seconds per trial, and those of
+    ``show``.
+    """
     with tempfile.TemporaryDirectory() as directory:
         found = run_script("with_powertrain.py", directory, trials)
         began = time.monotonic()

@@ -59,7 +59,7 @@ OURS, TRACEML = "Powertrain", "TraceML"
 NO_SECOND_HOST = "no second host can be made here"
 #: Sections of TraceML's summary.
 _SECTIONS = ("step_time", "step_memory", "process", "system")
-#: What its other sections say of a machine that does well.
+#: Healthy verdicts of its other sections.
 _CALM = {"NORMAL", "NO_GPU", "NO_DATA", "BALANCED", "HIGH_CPU", "HIGH_PROCESS_CPU"}
 
 
@@ -276,8 +276,11 @@ def plan_of(arguments: Sequence[str] | None = None) -> Plan:
 
 
 def undisturbed(scenario: Scenario, ranks: int, storage: str, **options: Any) -> with_powertrain.Said:
-    """A run of ours that had the cores of this machine. Where that is a virtual machine, others may get them: then
-    something was wrong that nobody put there, whatever is said of it, and the run is made anew a few times."""
+    """Return a Powertrain run that had the cores of this machine.
+
+    On a virtual machine, others may get them: then the run has a fault that was not injected, and is repeated a few
+    times.
+    """
     for attempt in range(TRIES):
         before = psutil.cpu_times()
         name = options.get("name") or f"{scenario.name}-{ranks}"

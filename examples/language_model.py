@@ -98,7 +98,7 @@ def read_standard_library(size: int) -> tuple[bytes, bytes]:
 
 
 def write_texts(directory: Path, length: int, rows: int, held_out: int) -> None:
-    """Write rows of ``length + 1`` bytes as Parquet files, unless they are there: code, prose, and held-out prose."""
+    """Write rows of ``length + 1`` bytes as Parquet files, unless they exist: code, prose, and held-out prose."""
     if directory.exists():
         return
     texts = read_standard_library((rows + held_out) * (length + 1))

@@ -22,7 +22,7 @@ def ids_of_rank(part: Any, batches: int | None) -> list[Ids]:
 
 
 def ids_of_world(directory: str, world_size: int) -> list[Ids]:
-    """equal=True is what Ray Train does."""
+    """Return the ids of one world; equal=True as in Ray Train."""
     batches = None if world_size == WORLD_SIZES[-1] else BATCHES_BEFORE_A_STOP
     rows = ray.data.read_parquet(directory, columns=["id"]).random_shuffle(seed=0)
     parts = rows.streaming_split(world_size, equal=True)

@@ -17,7 +17,7 @@ import ray
 from scenarios import BY_NAME
 from tests.ray_network import NotAllowed, RayNetwork
 
-#: What the second node of a network is called.
+#: Name of the second node of a network.
 SLOW_HOST = "node-3"
 
 

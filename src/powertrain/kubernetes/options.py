@@ -18,8 +18,7 @@ STORAGE_MOUNT: Final = "/mnt/powertrain"
 #: The directory of a script in a ConfigMap. It contains nothing else, because a run ships its launch directory to every
 #: node.
 SCRIPT_DIRECTORY: Final = "/opt/powertrain/job"
-#: How KubeRay submits the script to the cluster: by a separate pod, by a request, by a container of the head pod, or
-#: not at all.
+#: Submission modes of KubeRay: by a separate pod, by a request, by a container of the head pod, or not at all.
 SUBMISSION_MODES: Final = ("K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode")
 #: Maximum bytes of data in one ConfigMap.
 CONFIG_MAP_LIMIT: Final = 1 << 20

@@ -54,7 +54,7 @@ class SubprocessClaim:
 
 
 class _Running:
-    """One process of the engine, started and awaited on a thread of its own."""
+    """One process of the engine, started and awaited on its own thread."""
 
     def __init__(self, spec: ProcessSpec, mark: str) -> None:
         self.spec, self.mark = spec, mark

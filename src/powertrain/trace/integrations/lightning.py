@@ -21,8 +21,10 @@ _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback_bases() -> tuple[Any, ...]:
-    """``Callback`` of each Lightning that this process has loaded, else of the first that is installed: under its two
-    names it has two, and a Trainer may ask for its own."""
+    """Return ``Callback`` of each loaded Lightning package, else of the first installed one.
+
+    Lightning's two packages each have their own class, and a Trainer may require its own.
+    """
     loaded = tuple(module.Callback for name in _NAMES if (module := sys.modules.get(name)) is not None)
     if loaded:
         return loaded
@@ -81,10 +83,10 @@ class _Attached:
         self._attachment.end()
 
 
-#: Give one to Lightning's Trainer. It costs nothing that tracing does not cost anyway.
+#: Pass one to Lightning's Trainer. It has no cost beyond that of tracing.
 TraceCallback: Any = type(
     "TraceCallback", (_Attached, *_callback_bases()), {"__module__": __name__, "__doc__": _Attached.__doc__}
 )
 
-#: The other spelling, for users of TraceML.
+#: Alias for users of TraceML.
 TraceMLCallback = TraceCallback

@@ -29,7 +29,7 @@ _FLOATS = (
     "disk_write",
     "net_in",
     "net_out",
-    #: Of the rank's own GPU; 0 without one: busy share, MiB, W, degrees Celsius.
+    #: Values of the rank's own GPU; 0 without one: busy share, MiB, W, degrees Celsius.
     "gpu_busy",
     "gpu_memory",
     "gpu_memory_total",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-#: Smaller copies leave pageable memory at once, and are ignored.
+#: Smaller copies from pageable memory do not block, and are ignored.
 SMALL_COPY = 64 * 1024
 
 _SEQUENCES = (tuple, list)

@@ -139,7 +139,7 @@ class DeviceTimer:
         self._is_timing = True
 
     def is_due(self, ended: int, now: int) -> bool:
-        """Return whether the step that begins at ``now`` (nanoseconds) is timed; ``ended`` was called before it.
+        """Return whether the step that begins at ``now`` (nanoseconds) is timed, after ``ended`` earlier ones.
 
         Ranks with similar step times get the same result, because ranks are compared step by step.
         """

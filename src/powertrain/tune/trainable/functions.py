@@ -133,7 +133,7 @@ def as_function(
 
     Args:
         trainable_class: The class.
-        reuse: Whether a process that runs several trials keeps the object, and hands it the next configuration through
+        reuse: Whether a process that runs several trials keeps the object, and passes the next configuration to
             ``reset_config``. The caller of the function then calls its ``close`` after the last trial.
         checkpoint_frequency: Number of iterations between checkpoints; 0 or None for never.
         checkpoint_at_end: Whether a checkpoint is saved with the report of a step that is "done".
