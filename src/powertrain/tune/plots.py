@@ -361,17 +361,17 @@ def explain_ranks(values: Sequence[Any], scores: Sequence[float]) -> float | Non
 
     The method is the adjusted correlation ratio of ranks (epsilon squared, as after a Kruskal-Wallis test): trials are
     grouped by the value of the parameter, numbers into at most five bins with about as many trials each. The share is
-    what lies between the groups, less what chance alone puts there. It considers one parameter at a time: it does not
+    the variance between the groups, less the part expected by chance. It considers one parameter at a time: it does not
     detect interactions, and a parameter that was only drawn together with good values of others gets their credit.
-    Ranks are used because a few diverging trials would otherwise dominate; an infinite score is the worst
-    or best rank, and NaN is left out.
+    Ranks are used because a few diverging trials would otherwise dominate; an infinite score is the worst or best rank,
+    and NaN is left out.
 
     Args:
         values: The parameter's value in each trial.
         scores: The metric of each trial.
 
     Returns:
-        The share; None where fewer than :data:`LEAST_TRIALS` have a score, or each value occurs only once.
+        The share; None if fewer than :data:`LEAST_TRIALS` have a score, or each value occurs only once.
     """
     import numpy as np
 

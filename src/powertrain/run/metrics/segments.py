@@ -3,9 +3,9 @@
 ::
 
     points in columns       an Arrow IPC file, compressed, in batches
-    summary                 an Arrow IPC file: what is known of each stretch of rows of each full batch
+    summary                 an Arrow IPC file: a summary of each stretch of rows of each full batch
     hash of the footer      xxh3-128, 16 bytes
-    footer                  msgpack: which segments' numbers it covers, where the summary is, the hash of each part
+    footer                  msgpack: the covered segment numbers, the position of the summary, the hash of each part
     length of the footer    4 bytes
     magic                   8 bytes
 

@@ -73,8 +73,8 @@ class TuneReporterBase(ProgressReporter):
     """Base class of the reporters for terminals and notebooks.
 
     Args:
-        metric_columns: Metrics to show, or a dict of what each is shown as. By default ``metric`` and the first others.
-        parameter_columns: Parameters to show, or a dict of what each is shown as. By default those that were drawn.
+        metric_columns: Metrics to show, or a dict of their titles. By default ``metric`` and the first others.
+        parameter_columns: Parameters to show, or a dict of their titles. By default those that were drawn.
         total_samples: Total number of trials, if known.
         max_progress_rows: Trials in the table; the last table has all.
         max_error_rows: Trials in the table of failures; the last table has all.
@@ -168,7 +168,7 @@ class TuneReporterBase(ProgressReporter):
 
         Args:
             metric: Its name.
-            representation: What it is shown as; only where the columns were given as a dict, or not at all.
+            representation: Its title; only if the columns were given as a dict, or not at all.
 
         Raises:
             ConfigError: It is shown already, or cannot be shown under another name.

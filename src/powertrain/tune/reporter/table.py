@@ -226,8 +226,8 @@ def trial_table(
         trials: The trials so far.
         metric: The metric to compare.
         mode: "max" or "min".
-        metric_columns: Metrics to show, or a dict of what each is shown as. By default ``metric`` and the first others.
-        parameter_columns: Parameters to show, or a dict of what each is shown as. By default those that were drawn.
+        metric_columns: Metrics to show, or a dict of their titles. By default ``metric`` and the first others.
+        parameter_columns: Parameters to show, or a dict of their titles. By default those that were drawn.
         max_progress_rows: Maximum number of rows, besides a line with the number of omitted ones; None for all.
         max_column_length: Characters after which values and titles are shortened.
         infer_limit: Number of metrics to show if ``metric_columns`` is not given.

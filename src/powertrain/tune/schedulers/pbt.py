@@ -27,7 +27,7 @@ class _Member:
 
     Attributes:
         config: The current configuration.
-        score: Its newest score, greater for better; -inf where that is not finite, None before the first.
+        score: Its newest score, greater for better; -inf if that is not finite, None before the first.
         time: The time of its newest report.
         perturbed_at: Time of the last comparison.
         has_had_turn: Whether it was compared since it began or was resumed, and yields its slot if others wait.

@@ -101,7 +101,7 @@ class OptunaSearch(Searcher):
             before this sweep began count as results. Trials that other processes add later do not.
         seed: The seed of the default sampler and of functions. Without one a seed is chosen and kept, also when the
             searcher is pickled. Has no effect on a ``sampler``, which has a seed of its own.
-        evaluated_rewards: The metrics of ``points_to_evaluate`` where they are known: the points are not tried again.
+        evaluated_rewards: The metrics of ``points_to_evaluate``, if known: the points are not tried again.
 
     Raises:
         ConfigError: An argument cannot be used, or Optuna is not installed.

@@ -180,7 +180,7 @@ class Trainable:
         """Return the configuration."""
         return self.config
 
-    # -- what a trial calls
+    # -- for trials
 
     def train(self) -> dict[str, Any]:
         """Train for one iteration.

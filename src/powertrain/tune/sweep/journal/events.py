@@ -74,7 +74,7 @@ class TrialDecided(SweepFact, frozen=True, kw_only=True, tag="trial_decided"):
     """A scheduler, a stopper or the user has decided about a trial.
 
     Attributes:
-        action: "stop", "pause" or "continue" (also: resume, or exploit where there is a source).
+        action: "stop", "pause" or "continue" (also: resume, or exploit, if there is a source).
         source: The trial whose checkpoint this one continues from; "" for its own.
         source_iteration: The row of the source at that time.
         config: The configuration that it continues with; None for its own.

@@ -2,7 +2,7 @@
 
 ::
 
-    <sweep>/sweep.json                 what was asked for: space, search, scheduler, by whom
+    <sweep>/sweep.json                 the request: space, search, scheduler, user
     <sweep>/sweep.pickle               the Tuner's arguments, signed: only this user's are opened
     <sweep>/configs/<trial>.pickle     configurations that JSON cannot hold, signed
     <sweep>/journal/<lease>-000001.jsonl

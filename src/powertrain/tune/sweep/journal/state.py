@@ -170,8 +170,8 @@ def replay(
 
     Args:
         events: The facts.
-        load_config: Loads a configuration that JSON cannot hold; None, or where it returns None, its readable form
-            stands for it.
+        load_config: Loads a configuration that JSON cannot represent; if None, or if it returns None, the
+            readable form is used.
     """
     state = SweepState(load_config=load_config)
     for event in events:
