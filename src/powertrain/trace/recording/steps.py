@@ -149,11 +149,7 @@ class StepBuilder:
         self._handlers = self._handlers_by_number()
 
     def begun_anew(self, now: int, depth: int, within: int, is_timing: bool) -> StepBuilder:
-        """Return a builder that continues after an interruption.
-
-        ``depth`` phases of unknown kind are open, and ``within`` marked steps. Sums that are not part of a step yet are
-        dropped.
-        """
+        """Return a builder that continues with ``depth`` open phases and ``within`` marked steps; drops open sums."""
         anew = StepBuilder(self._ring, now, self._zero)
         anew.device, anew._is_timing, anew._tally.is_timed = self.device, is_timing, False
         anew._has_learned, anew._has_stepped = self._has_learned, self._has_stepped
