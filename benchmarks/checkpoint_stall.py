@@ -1,9 +1,9 @@
-"""How long a checkpoint keeps the training thread from training, beside torch.save, torch's DCP and plain memcpy.
+"""Stall of the training thread by a checkpoint, compared with torch.save, torch's DCP and plain memcpy.
 
-Everything is measured in the training function of a real run with one worker, on one state: a model and AdamW's
-moments. A round saves it once in every way, the order turning round by round; what a way leaves to do in the
-background is waited for before the next begins. Ours is the time until ``report`` has returned, with the uploader
-carrying the files to storage afterwards.
+All contenders are measured in the training function of a real run with one worker, on one state: a model and AdamW's
+moments. A round saves it once with every contender, in rotating order; background work of a contender is awaited before
+the next begins. Powertrain's time ends when ``report`` has returned; the uploader copies the files to storage
+afterwards.
 
 The limit is plain memcpy: every tensor of the state copied to warm memory by the C library.
 
@@ -28,7 +28,7 @@ REPETITIONS, QUICK_REPETITIONS = 7, 2
 #: The size at which a reported temporary directory is compared with ``cp``.
 COPIED_SIZE, QUICK_COPIED_SIZE = 512 * MIB, 64 * MIB
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 SAVE_AT_MOST_MEMCPY, SAVE_AT_MOST_PLUS_SECONDS = 1.5, 0.020
 OWN_DIRECTORY_AT_MOST_MILLISECONDS = 5.0
 COPY_AT_MOST_CP = 1.3
@@ -52,7 +52,7 @@ class Stalls:
 
 
 def rounds_of(ways: dict[str, Callable[[], float]], repetitions: int) -> dict[str, list[float]]:
-    """Seconds of every way once a round; a first round warms up and does not count."""
+    """Return the seconds of every contender, once a round; a first round warms up and does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(-1, repetitions):
         for name in list(ways) if number % 2 else list(ways)[::-1]:
@@ -71,7 +71,7 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def report_and_settle(make_checkpoint: Callable[[], Any]) -> float:
-    """Seconds until a checkpoint was made and reported; returns when it is committed."""
+    """Return the seconds until a checkpoint was made and reported; returns when it is committed."""
     import time
 
     import powertrain
@@ -87,12 +87,12 @@ def report_and_settle(make_checkpoint: Callable[[], Any]) -> float:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{manifest} did not appear: the checkpoint was not committed within 120 s.")
         time.sleep(0.01)
-    time.sleep(0.05)  # the uploader lets go of its memory
+    time.sleep(0.05)  # the uploader releases its memory
     return seconds
 
 
 def model_and_optimizer(size: int) -> tuple[Any, Any]:
-    """A model of square layers whose parameters and AdamW moments have ``size`` bytes together."""
+    """Return a model of square layers whose parameters and AdamW moments have ``size`` bytes together."""
     import torch
 
     width = 1024
@@ -107,7 +107,7 @@ def model_and_optimizer(size: int) -> tuple[Any, Any]:
 
 
 def memcpy_of(tensors: list[Any]) -> Callable[[], float]:
-    """Copies every tensor to memory of its own that has been written before."""
+    """Copy every tensor to preallocated, warm memory."""
     import ctypes
 
     import torch
@@ -126,7 +126,7 @@ def memcpy_of(tensors: list[Any]) -> Callable[[], float]:
 
 
 def peers(model: Any, optimizer: Any, scratch: Path) -> dict[str, Callable[[], float]]:
-    """The peers, each writing to ``scratch`` and leaving nothing there."""
+    """Return the peers, each writing to ``scratch`` and removing its files."""
     import torch
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -160,7 +160,8 @@ def peers(model: Any, optimizer: Any, scratch: Path) -> dict[str, Callable[[], f
 
 
 def reported_directories(size: int, copied: int, scratch: Path) -> dict[str, Callable[[], float]]:
-    """Reporting directories with one file: our own of ``size`` bytes, and one of ``copied`` bytes beside ``cp``."""
+    """Report directories with one file: one of Powertrain's of ``size`` bytes, and one of ``copied`` bytes beside
+    ``cp``."""
     import os
     import subprocess
 
@@ -196,7 +197,7 @@ def reported_directories(size: int, copied: int, scratch: Path) -> dict[str, Cal
 
 
 def stall_loop(config: dict[str, Any]) -> dict[str, list[float]]:
-    """The training function: every way of saving one state, in turns."""
+    """Training function: every contender saves one state, in turns."""
     import powertrain
 
     scratch = Path(tempfile.mkdtemp(dir=config["scratch"]))
@@ -213,7 +214,7 @@ def stall_loop(config: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def cuda_loop(config: dict[str, Any]) -> dict[str, list[float]]:
-    """The training function on a GPU: tensors that make up a module, saved and, as the limit, copied."""
+    """Training function on a GPU: the tensors of a module, saved and, as the limit, copied."""
     import torch
 
     import powertrain
@@ -242,7 +243,7 @@ def cuda_loop(config: dict[str, Any]) -> dict[str, list[float]]:
 def measure(
     loop: Callable[..., Any], size: int, repetitions: int, *, copied: int = 0, cuda: bool = False
 ) -> Stalls:
-    """One run with one worker; its storage and scratch files go with it."""
+    """Make one run with one worker; its storage and scratch files are removed."""
     from powertrain import CheckpointConfig, RunConfig, ScalingConfig
     from powertrain.torch import TorchTrainer
 
@@ -270,7 +271,7 @@ def measure(
 
 
 def rows_of(stalls: Stalls) -> list[Row]:
-    """A line for each way, in milliseconds."""
+    """Return a table row for each contender, in milliseconds."""
     what = f"{stalls.size // MIB:,} MiB"
     ours = stalls.seconds[OURS]
     rows = []
@@ -300,7 +301,7 @@ def _limit_of(name: str) -> str:
 
 
 def bounds_of(stalls: Stalls) -> list[Bound]:
-    """The claims about one size."""
+    """Return the claims about one size."""
     size = f"{stalls.size // MIB:,} MiB"
     beyond = [max(0.0, one - SAVE_AT_MOST_PLUS_SECONDS) for one in stalls.seconds[OURS]]
     own = median(stalls.seconds[OWN_DIRECTORY])

@@ -1,8 +1,8 @@
-"""Runs one program to its end, watched from outside, and says what it left behind.
+"""Run one program to its end, observed from outside, and report leftovers.
 
-The benchmark makes itself the reaper of its descendants (Linux), so a process that outlives the program
-becomes a child of the benchmark, whatever it did to its session, title or environment, and is found.
-Only what several programs use on purpose, a cluster, is exempt (:func:`outlasting_programs`).
+The benchmark makes itself the subreaper of its descendants (Linux), so a process that outlives the program becomes a
+child of the benchmark, whatever its session, title or environment, and is found. Only processes shared by several
+programs, such as a cluster, are exempt (:func:`outlasting_programs`).
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from harness import MeasurementFailed
 
 #: The moment the program was started on time.monotonic()'s clock, which all processes of a machine share.
 STARTED = "BENCHMARK_STARTED"
-#: The file into which a program writes what it left where only the program can look: one thing a line.
+#: Environment variable of the file to which a program writes leftovers that only it can see, one per line.
 LEFT = "BENCHMARK_LEFT"
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.05
 #: torch's own cache of the user, made when an optimizer is first built: the bare process leaves it too.
 _TORCH_CACHE = "torchinductor_"
-#: Directories of the runtime directory that are made once per user; what lies in them is judged.
+#: Subdirectories of the runtime directory that exist once per user; their content is checked.
 _SHARED_ROOMS = ("powertrain",)
-#: Each finds processes that are no program's own.
+#: Functions that find processes not owned by one program.
 _outlasting: list[Callable[[], set[int]]] = []
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended. ``left_processes`` were killed, ``left_files`` go with the workspace."""
+    """The end of a program. ``left_processes`` were killed, ``left_files`` are removed with the workspace."""
 
     returncode: int
     output: str
     left_processes: tuple[str, ...]
     left_files: tuple[str, ...]
-    #: What the program itself wrote into the file called :data:`LEFT`.
+    #: Leftovers that the program itself wrote to the file :data:`LEFT`.
     left_elsewhere: tuple[str, ...] = ()
 
     @property
     def left_behind(self) -> tuple[str, ...]:
-        """Processes, temporary files, sockets, shared memory and what else outlived the program."""
+        """Return processes, temporary files, sockets, shared memory and other leftovers of the program."""
         return self.left_processes + self.left_files + self.left_elsewhere
 
 
 @contextmanager
 def outlasting_programs(find: Callable[[], set[int]]) -> Iterator[None]:
-    """While this holds, processes that ``find`` finds are neither awaited nor killed when a program has ended."""
+    """Exempt processes that ``find`` returns from being awaited or killed, within the block."""
     adopt_orphans()
     _outlasting.append(find)
     try:
@@ -72,12 +72,11 @@ def run_to_end(
     grace: float,
     watch: Callable[[int], None] | None = None,
 ) -> Ended:
-    """Runs ``command`` in the empty directory ``workspace`` and returns when all of it is gone.
+    """Run ``command`` in the empty directory ``workspace``; return when all its processes are gone.
 
-    Its temporary files and sockets go to directories of the workspace, so what it leaves can be seen.
-    Descendants may outlive it by ``grace`` seconds; what is there after that is reported and killed.
-    ``watch`` is called with the program's pid twice a second. Raises MeasurementFailed on a timeout or an
-    exit code other than 0.
+    Its temporary files and sockets go to directories of the workspace, so leftovers can be detected. Descendants may
+    outlive it by ``grace`` seconds; later ones are reported and killed. ``watch`` is called with the program's pid
+    twice a second. Raises MeasurementFailed on a timeout or an exit code other than 0.
     """
     adopt_orphans()
     environment = _environment(workspace)
@@ -116,7 +115,7 @@ def run_to_end(
 
 
 def _environment(workspace: Path) -> dict[str, str]:
-    """This process's environment with every place for temporary things inside the workspace."""
+    """Return this process's environment with all temporary directories inside the workspace."""
     for name in ("tmp", "run"):
         (workspace / name).mkdir(mode=0o700)
     (workspace / "left").touch()
@@ -124,14 +123,14 @@ def _environment(workspace: Path) -> dict[str, str]:
         "TMPDIR": str(workspace / "tmp"),
         "XDG_RUNTIME_DIR": str(workspace / "run"),
         LEFT: str(workspace / "left"),
-        # Without a network the question whether statistics may be sent only costs Ray time.
+        # Without a network, Ray's usage-statistics prompt only costs time.
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     return {**os.environ, **own}
 
 
 def _wait(program: subprocess.Popen[bytes], timeout: float, watch: Callable[[int], None] | None) -> bool:
-    """Waits for the program's end; False where it had to be killed because its time was up."""
+    """Wait for the program's end; return False if it was killed on timeout."""
     deadline = time.monotonic() + timeout
     while True:
         remaining = deadline - time.monotonic()
@@ -148,7 +147,7 @@ def _wait(program: subprocess.Popen[bytes], timeout: float, watch: Callable[[int
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant whose own parent ends."""
+    """Make this process the parent of every descendant whose own parent ends."""
     if sys.platform != "linux":
         raise MeasurementFailed(
             "Only Linux lets a benchmark see what a program leaves behind. Run it on Linux."
@@ -158,7 +157,7 @@ def adopt_orphans() -> None:
 
 
 def _end_descendants(grace: float) -> tuple[str, ...]:
-    """Waits up to ``grace`` seconds for all descendants to end, kills the others and names them."""
+    """Wait up to ``grace`` seconds for all descendants to end, kill the others and name them."""
     deadline = time.monotonic() + grace
     while (living := _living_descendants()) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -173,9 +172,9 @@ def _end_descendants(grace: float) -> tuple[str, ...]:
 
 
 def _living_descendants() -> list[psutil.Process]:
-    """All descendants that have not ended and are to end; those that have are reaped if they are ours to reap."""
+    """Return all descendants that should end and have not; own ended children are reaped."""
     descendants = psutil.Process().children(recursive=True)
-    outlasting = {pid for find in _outlasting for pid in find()}  # found later: it knows all of the above
+    outlasting = {pid for find in _outlasting for pid in find()}  # defined last: it uses all of the above
     living = []
     for process in descendants:
         with suppress(psutil.Error):
@@ -188,7 +187,7 @@ def _living_descendants() -> list[psutil.Process]:
 
 
 def _shared_memory() -> set[str]:
-    """Names of this user's shared memory segments."""
+    """Return the names of this user's shared memory segments."""
     shared = Path("/dev/shm")
     if not shared.is_dir():
         return set()
@@ -201,7 +200,7 @@ def _shared_memory() -> set[str]:
 
 
 def _files_below(directory: Path) -> tuple[str, ...]:
-    """Everything below ``directory``, relative to the workspace; directories only where they are empty."""
+    """Yield all files below ``directory``, relative to the workspace; directories only if they are empty."""
     return tuple(
         str(path.relative_to(directory.parent))
         for path in sorted(directory.rglob("*"))
@@ -211,11 +210,11 @@ def _files_below(directory: Path) -> tuple[str, ...]:
 
 
 def _belongs_to_the_user(path: Path) -> bool:
-    """True for what all runs of a user share: torch's cache, and the bare room of a program in run/."""
+    """Return whether a path is shared by all runs of a user: torch's cache, and a program's empty directory in run/."""
     place, name, *below = path.parts
     return name.startswith(_TORCH_CACHE) or (place == "run" and name in _SHARED_ROOMS and not below)
 
 
 def _tail(text: str) -> str:
-    """The last lines, enough to see the error."""
+    """Return the last lines, enough to show the error."""
     return "\n".join(text.splitlines()[-25:])

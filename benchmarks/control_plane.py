@@ -1,26 +1,26 @@
-"""What a run of 2,048 ranks costs its controller: each beats and reports once a second, over authenticated sockets.
+"""Controller load of a run with 2,048 ranks: each sends a heartbeat and a report per second over authenticated sockets.
 
-The controller is the real one, with its journal, metrics store, hub and watchdog, in a process of its own. The workers
-are simulated: real links with keys of their own, many to a process, and those processes do not count. Each makes what a
-worker makes that reports once a second: a report of four metrics and a beat. It sends them as a worker of a run of that
-size does, which lets reports gather for some seconds where nobody waits for them (``powertrain.run.workers.pacing``:
-with 2,048 ranks four); every report arrives, of beats the newest. Bounds are for that. Beside it stands the same run
-with each second's report and beat sent by themselves, as runs of up to 512 ranks do: what it would cost without
-gathering. Workers are spread evenly over the time, which is the dearest way: messages that come at the same moment cost
-less.
+The controller is the real one, with its journal, metrics store, hub and watchdog, in its own process. The workers are
+simulated: real links with their own keys, many to a process, and those processes do not count. Each produces the
+messages of a worker that reports once a second: a report of four metrics and a heartbeat. It sends them as a worker of
+a run of that size does, which batches reports for some seconds if no rank waits for them
+(``powertrain.run.workers.pacing``: with 2,048 ranks four); every report arrives, of heartbeats only the newest. The
+bounds apply to that. For comparison, the same run is measured with each second's report and heartbeat sent separately,
+as in runs of up to 512 ranks: the cost without batching. Workers are spread evenly over time, which is the most
+expensive case: simultaneous messages cost less.
 
 Measured from outside: CPU time of all threads of the controller's process from the first order to train to the last
-complete row; its resident memory, all of it, twice a second: the median of the last ten seconds less that of the ten
-seconds around the 20th; then the time from SIGKILL of a worker's process to the moment at which the controller ends the
-others because of it, with all others still beating, and the time from the closing of a worker's link to the moment at
-which the hub knows. Then points are counted in the store.
+complete row; its total resident memory, twice a second: the median of the last ten seconds less that of the ten seconds
+around the 20th; then the time from SIGKILL of a worker's process until the controller ends the others because of it,
+while they still send heartbeats, and the time from the closing of a worker's link until the hub detects it. Then the
+points in the store are counted.
 
-The limit is the same messages over the same wire into a hub that only acknowledges them. It grows too, for a while:
-ZeroMQ has a queue for each connection and direction, of chunks of 256 messages with 64 bytes for each, and touches one
-after the other. That is 128 bytes for each batch and its acknowledgement, until the chunks have been gone through once.
+The limit is the same messages over the same wire into a hub that only acknowledges them. Its memory grows too, for a
+while: ZeroMQ has a queue per connection and direction, of chunks of 256 messages with 64 bytes each, which it touches
+one after the other. That is 128 bytes for each batch and its acknowledgement, until all chunks have been used once.
 
-There is no peer that publishes such a figure: Ray Train's controller polls its workers every two seconds and takes no
-beats.
+There is no peer that publishes such a figure: Ray Train's controller polls its workers every two seconds and receives
+no heartbeats.
 
     python benchmarks/control_plane.py [--quick] [--json FILE] [--check] [--scale] [--tcp]
 
@@ -50,11 +50,11 @@ from powertrain.run.workers.pacing import gathering_seconds
 SCRIPTS = Path(__file__).resolve().parent / "control_plane_scripts"
 CONTROLLER, WIRE_ALONE = "conducted.py", "wire_alone.py"
 OURS, LIMIT = "Powertrain", "the wire alone"
-#: Processes that the simulated workers are in.
+#: Number of processes for the simulated workers.
 CROWDS = 4
 TIMEOUT_SECONDS = 400.0
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 WORKERS, SECONDS = 2048, 60
 CORES_AT_MOST = 1.0
 GROWTH_AT_MOST_MB = 5.0
@@ -63,15 +63,15 @@ NOTICED_WITHIN_SECONDS = 1.0
 LOST_AT_MOST = 0
 
 QUICK_WORKERS, QUICK_SECONDS, QUICK_SETTLING_SECONDS = 768, 24, 12.0
-#: How many workers the closing lines are about.
+#: Number of workers for the extrapolation at the end.
 MANY = 10_000
 #: Workers and seconds of ``--scale``.
 SCALE = ((4096, 15), (8192, 15))
-#: Seconds over which a median of memory is taken. The metrics store holds some megabytes more for five seconds each
-#: time that it has written: a window is so long that it does not depend on whether such a time is in it.
+#: Window of a memory median in seconds. The metrics store holds some megabytes more for five seconds after each write:
+#: the window is long enough not to depend on whether such a time is in it.
 WINDOW_SECONDS = 10.0
 SHARED_MEMORY = "/dev/shm/"
-#: The one thread of the process that is not Python's, as far as its name begins.
+#: Prefix of the name of the only non-Python thread.
 IO_THREAD = "ZMQ"
 
 
@@ -109,7 +109,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Run:
-    """One program's findings."""
+    """Measurements of one program."""
 
     workers: int
     cores: float
@@ -125,12 +125,12 @@ class Run:
 
     @property
     def io_cores(self) -> float:
-        """What the threads take that are not Python's."""
+        """Cores used by non-Python threads."""
         return sum(cores for name, cores in self.threads.items() if name.startswith(IO_THREAD))
 
     @property
     def python_cores(self) -> float:
-        """What all Python threads take together: they share one interpreter."""
+        """Cores used by all Python threads together: they share one interpreter."""
         return sum(cores for name, cores in self.threads.items() if not name.startswith(IO_THREAD))
 
 
@@ -167,13 +167,13 @@ def measure(script: str, workers: int, seconds: int, settling: float, address: s
         ended=over,
         memory_mb={round(at - began, 1): held / 1e6 for at, _, held in watch.samples if began <= at <= over},
         findings=lines[-1],
-        # Of shared memory there is none of ours: it is seen for the whole machine, where other programs may run too.
+        # Shared memory is excluded: it is listed for the whole machine, where other programs may run too.
         left_behind=tuple(thing for thing in ended.left_behind if not thing.startswith(SHARED_MEMORY)),
     )
 
 
 def rows_of(run: Run, alone: Run, singly: Run, others: list[Run]) -> list[Row]:
-    """What was measured, each figure beside its limit."""
+    """Return a row for each figure, with its limit."""
     found, size = run.findings, f"{run.workers:,} workers"
     gathered = f"gathered for {gathering_seconds(run.workers):g} s, as the run tells"
     limits = {
@@ -227,7 +227,7 @@ def rows_of(run: Run, alone: Run, singly: Run, others: list[Run]) -> list[Row]:
 
 
 def bounds_of(run: Run, seconds: int, settling: float) -> list[Bound]:
-    """The issue's bounds."""
+    """Return the issue's bounds."""
     found, size = run.findings, f"{run.workers:,} workers"
     return [
         Bound(f"cores of CPU time for {size} over {seconds} s", run.cores, at_most=CORES_AT_MOST),
@@ -240,19 +240,19 @@ def bounds_of(run: Run, seconds: int, settling: float) -> list[Bound]:
 
 
 def notes_of(run: Run, singly: Run) -> list[str]:
-    """What limits more workers."""
+    """Return notes on the limits for more workers."""
     threads = ", ".join(
         f"{name} {cores:.2f}" for name, cores in sorted(run.threads.items()) if cores >= 0.005
     )
     notes = [f"cores by thread at {run.workers:,} workers: {threads}."]
-    if run.workers >= WORKERS:  # of fewer, what does not depend on their number counts too much
+    if run.workers >= WORKERS:  # with fewer workers, fixed costs dominate
         notes += limits_of_many(run, singly)
     notes += [f"the run remarked: {remark}" for remark in run.findings.get("remarks", [])]
     return notes + [f"left behind: {thing}" for thing in run.left_behind]
 
 
 def limits_of_many(run: Run, singly: Run) -> list[str]:
-    """What would be full at ``MANY`` workers, from what a batch and what a report in it cost here."""
+    """Return the saturated resources at ``MANY`` workers, extrapolated from the cost of a batch and of a report."""
     kinds = {
         "Python, one interpreter for decoding, deciding and writing metrics": (
             run.python_cores,
@@ -285,7 +285,7 @@ def limits_of_many(run: Run, singly: Run) -> list[str]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--scale", action="store_true")
     own.add_argument("--tcp", action="store_true")

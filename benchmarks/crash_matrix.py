@@ -3,13 +3,13 @@
 The run is crash_scripts/crash_driver.py: two ranks that save in every row, old checkpoints deleted on the way. It is
 
 - killed with SIGKILL at every step of one save that changes storage: the controller, the uploader, a rank;
-- cut off from power at every step of all saves, in three ways in which disks forget: this needs no killing, because
-  what each flush made durable is put down while one run goes on undisturbed (``powertrain.testing.power_cut``);
+- cut off from power at every step of all saves, with three models of lost writes: this needs no killing, because the
+  durable state after each flush is recorded while one run continues undisturbed (``powertrain.testing.power_cut``);
 - killed at random moments: whole runs, and many short ones in which one process is rank, uploader and controller;
-- robbed of a rank right after ``report`` has returned on all ranks.
+- stopped by the death of a rank right after ``report`` has returned on all ranks.
 
-After each the newest committed checkpoint must be there, verify, hold what was saved, and be as new as the last commit
-that anybody was told of; nothing of the run may be alive; and the same script must go on from it to its end.
+After each crash the newest committed checkpoint must exist, verify, have the saved content, and be as new as the last
+announced commit; no process of the run may be alive; and the same script must resume from it to its end.
 
     python benchmarks/crash_matrix.py [--quick] [--json FILE] [--check]
 """
@@ -48,7 +48,7 @@ sys.path.append(str(Path(__file__).parent / "crash_scripts"))
 
 import crash_driver
 
-#: Of the two ranks one saves in a directory of Powertrain's and the other in a temporary one.
+#: One rank saves in a directory of Powertrain's, the other in a temporary one.
 VICTIMS = ("controller", "uploader", "rank-0", "rank-1")
 WORKERS, ROWS, MEBIBYTES = 2, 5, 3.0
 #: The save in which processes are killed: two are committed before it, and one is deleted after it.
@@ -56,11 +56,11 @@ SAVE = 3
 
 
 class Amount(NamedTuple):
-    """How much is tried."""
+    """The number of crashes of each kind."""
 
     #: Steps of each victim.
     steps: int
-    #: How often chance decides at each step which names survive, and starts on what was left.
+    #: Number of random choices of surviving names per step, and of restarts on the result.
     draws: int
     resumes: int
     whole_moments: int
@@ -71,10 +71,10 @@ class Amount(NamedTuple):
 
 FULL = Amount(steps=10**6, draws=8, resumes=8, whole_moments=30, short_moments=1000, reports=10)
 QUICK = Amount(steps=2, draws=1, resumes=1, whole_moments=4, short_moments=20, reports=2)
-#: A step that depends on which thread comes first is not reached in every run; so many times it is tried.
+#: Number of attempts for a step that depends on thread timing and is not reached in every run.
 TRIES_TO_REACH = 2
 REACHED_AT_LEAST = 0.9
-#: Whole runs at a time: they spend half of their life waiting.
+#: Number of concurrent whole runs: they spend half of their time waiting.
 LANES = 2
 SHORT_ROWS, SHORT_MEBIBYTES, SHORT_STARTS = 8, 0.25, 12
 _RUN_WITHIN = 90.0
@@ -86,12 +86,12 @@ Thing = TypeVar("Thing")
 
 @dataclass
 class Trial:
-    """One crash, and all that was wrong after it."""
+    """One crash, and all errors after it."""
 
     what: str
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
-    #: False where the run ended without having come to the step at which it was to be killed.
+    #: False if the run ended before the step at which it was to be killed.
     reached: bool = True
 
 
@@ -117,7 +117,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Ended:
-    """How one start of the script ended. What was still alive ``_GONE_WITHIN`` seconds later has been killed."""
+    """The end of one start of the script. Processes alive ``_GONE_WITHIN`` seconds later were killed."""
 
     code: int
     output: str
@@ -125,10 +125,10 @@ class Ended:
 
 
 class Place:
-    """A directory in which one run lives, crashes and goes on."""
+    """A directory in which one run starts, crashes and resumes."""
 
     def __init__(self) -> None:
-        # Not below a long path: a socket's must fit into 107 bytes.
+        # A short path: a socket's path must fit into 107 bytes.
         self.root = Path(tempfile.mkdtemp(prefix="crash-", dir="/tmp"))
         self.storage, self._temporary, self._runtime = (self.root / n for n in ("storage", "tmp", "run"))
         for place in (self._temporary, self._runtime):
@@ -141,7 +141,7 @@ class Place:
     def start(
         self, *script: Fault, watch: bool = False, dies: int | None = None, same_chronicle: bool = False
     ) -> subprocess.Popen[bytes]:
-        """Start the script, faults and all. In the same chronicle a fault that has happened does not come again."""
+        """Start the script with its faults. In the same chronicle, a fault does not occur twice."""
         self._starts += 1
         if not same_chronicle:
             self.chronicle = self.root / f"chronicle-{self._starts}"
@@ -166,7 +166,7 @@ class Place:
             )
 
     def end(self, process: subprocess.Popen[bytes]) -> Ended:
-        """Wait for the script's end, and then until all that came from it is gone."""
+        """Wait for the end of the script and all its processes."""
         left = []
         try:
             process.wait(_RUN_WITHIN)
@@ -182,7 +182,7 @@ class Place:
         return Ended(process.returncode, self._output.read_text(errors="replace"), left)
 
     def close(self) -> None:
-        """Remove all of it, processes and files."""
+        """Remove all processes and files."""
         self._kill_all()
         shutil.rmtree(self.root, ignore_errors=True)
 
@@ -196,7 +196,7 @@ class Place:
                 os.kill(pid, signal.SIGKILL)
 
     def _alive(self) -> dict[int, str]:
-        """Processes that come from the script, whoever their parent is by now; the dead ones have no environment."""
+        """Return the processes of the script, whatever their parent is now; dead ones have no environment."""
         found = {}
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -207,7 +207,7 @@ class Place:
 
 @contextlib.contextmanager
 def place() -> Iterator[Place]:
-    """A place that is gone afterwards."""
+    """Yield a place that is removed afterwards."""
     made = Place()
     try:
         yield made
@@ -219,13 +219,13 @@ def place() -> Iterator[Place]:
 
 
 def announced(records: Iterable[Record]) -> int:
-    """The newest row of which anybody has been told that it is committed; 0 for none."""
+    """Return the newest row announced as committed; 0 for none."""
     told = [record.text.split() for record in records if isinstance(record, Note)]
     return max((int(words[1]) for words in told if words[0] == "committed"), default=0)
 
 
 def newest_row(storage: Path, promised: int, mebibytes: float, workers: int, wrong: list[str]) -> int:
-    """The row of the newest good checkpoint, 0 for none; ``wrong`` gets what should not be."""
+    """Return the row of the newest valid checkpoint, 0 for none; errors are appended to ``wrong``."""
     if not (storage / crash_driver.NAME).is_dir():
         wrong.extend([f"row {promised} was committed, and no run is there"] if promised else [])
         return 0
@@ -246,7 +246,7 @@ def newest_row(storage: Path, promised: int, mebibytes: float, workers: int, wro
 
 
 def goes_on(here: Place, row: int, wrong: list[str]) -> None:
-    """Start the script again without faults: it must go on after ``row``, come to its end and leave no litter."""
+    """Restart the script without faults: it must resume after ``row``, reach its end and leave no temporary files."""
     ended = here.end(here.start())
     notes = {record.text for record in chronicle.read(here.chronicle) if isinstance(record, Note)}
     if ended.code != 0:
@@ -260,13 +260,13 @@ def goes_on(here: Place, row: int, wrong: list[str]) -> None:
 
 
 def _litter(run: Path) -> list[str]:
-    """Unfinished writes and staged files that nobody needs once the run has ended."""
+    """Return unfinished writes and staged files left after the run."""
     unfinished = [str(path) for path in run.rglob(f"{TEMPORARY_PREFIX}*")]
     return unfinished + [str(path) for path in (run / ".staging").rglob("*") if path.is_file()]
 
 
 def judge(here: Place, ended: Ended, wrong: list[str]) -> None:
-    """All that must hold after a crash."""
+    """Check all conditions after a crash."""
     wrong.extend(f"left alive: {one}" for one in ended.left)
     promised = announced(chronicle.read(here.chronicle))
     goes_on(here, newest_row(here.storage, promised, MEBIBYTES, WORKERS, wrong), wrong)
@@ -276,10 +276,10 @@ def judge(here: Place, ended: Ended, wrong: list[str]) -> None:
 
 
 class Recording:
-    """One run to its end: all its steps and, if watched, what was durable at each."""
+    """One complete run: all its steps and, if observed, the durable state at each."""
 
     def __init__(self, here: Place, *, watch: bool = True, killed_before: Boundary | None = None) -> None:
-        """With ``killed_before`` it is two starts: one that is killed there, and one that goes on from it."""
+        """Record the run; with ``killed_before`` as two starts: one that is killed there, and one that resumes."""
         script = [] if killed_before is None else [Fault(killed_before, Kill())]
         if script:
             here.end(here.start(*script, watch=watch))
@@ -295,7 +295,7 @@ class Recording:
         self.lasting = self.crossings[-1].at - next(r.at for r in self.records if isinstance(r, Note))
 
     def places(self, role: str) -> list[Boundary]:
-        """The steps of one role in the chosen save, as places for another run."""
+        """Return the steps of one role in the chosen save, as positions for another run."""
         begin, end = (self._first(f"row {row} begins") for row in (SAVE, SAVE + 1))
         inside = {id(record) for record in self.records[begin:end] if isinstance(record, Crossing)}
         return [
@@ -309,7 +309,7 @@ class Recording:
 
 
 def killed_at(where: Boundary) -> Trial:
-    """Kill the process that comes to this step."""
+    """Kill the process that reaches this step."""
     trial = Trial(f"{where.role} before {where.kind} {where.target} ({where.number})")
     began = time.monotonic()
     for _ in range(TRIES_TO_REACH):
@@ -325,14 +325,14 @@ def killed_at(where: Boundary) -> Trial:
 
 @dataclass
 class Cut:
-    """The power failed at one step, and this is what the disk held; ``row`` is the newest good checkpoint there."""
+    """A power cut at one step, with the content of the disk; ``row`` is its newest valid checkpoint."""
 
     trial: Trial
     remains: dict[str, power_cut.Remains]
     row: int = 0
 
 
-#: Which names last: a function of what was flushed so far and of the names at that moment.
+#: The surviving names: a function of the flushed state and of the current names.
 View = Callable[[power_cut.Disk, Sequence[Name]], dict[str, power_cut.Remains]]
 BY_CHANCE = "names of some directories"
 _chance = random.Random(0)
@@ -344,7 +344,7 @@ VIEWS: dict[str, View] = {
 
 
 def cut_everywhere(recording: Recording, view: View) -> list[Cut]:
-    """The power fails at every step of every process."""
+    """Cut the power at every step of every process."""
     disk, promised = power_cut.Disk(), 0
     cuts: list[Cut] = []
     judged: tuple[dict[str, power_cut.Remains], int] | None = None
@@ -357,7 +357,7 @@ def cut_everywhere(recording: Recording, view: View) -> list[Cut]:
         began = time.monotonic()
         remains = view(disk, record.names or [])
         facts = {path: left for path, left in remains.items() if _matters(path)}
-        if judged != (facts, promised):  # most steps change nothing of that
+        if judged != (facts, promised):  # most steps do not change it
             judged, wrong = (facts, promised), []
             row = _row_on(facts, recording.chronicle, promised, wrong)
         trial = Trial(f"{record.role} before {record.kind} {record.target}", time.monotonic() - began, wrong)
@@ -366,7 +366,7 @@ def cut_everywhere(recording: Recording, view: View) -> list[Cut]:
 
 
 def _matters(path: str) -> bool:
-    """False for what nobody asks when looking for the newest checkpoint."""
+    """Return whether a file is relevant for finding the newest checkpoint."""
     asked = not path.startswith(tuple(f"{crash_driver.NAME}/{room}/" for room in _OTHER_ROOMS))
     return asked and TEMPORARY_PREFIX not in path
 
@@ -379,7 +379,7 @@ def _row_on(remains: dict[str, power_cut.Remains], directory: Path, promised: in
 
 
 def goes_on_after_cut(cut: Cut, directory: Path) -> Trial:
-    """The script is started on what the power cut left."""
+    """Restart the script on the disk after the power cut."""
     trial, began = Trial(f"started again after: {cut.trial.what}"), time.monotonic()
     with place() as here:
         power_cut.build(cut.remains, directory, here.storage)
@@ -389,7 +389,7 @@ def goes_on_after_cut(cut: Cut, directory: Path) -> Trial:
 
 
 def killed_at_random(number: int, victim: str, lasting: float) -> Trial:
-    """Kill one process of a whole run at a random moment of its training, which lasts so many seconds."""
+    """Kill one process of a whole run at a random time of its training, which lasts this many seconds."""
     chance, began = random.Random(number), time.monotonic()
     trial = Trial(victim, reached=False)
     for _ in range(TRIES_TO_REACH):
@@ -410,14 +410,14 @@ def killed_at_random(number: int, victim: str, lasting: float) -> Trial:
 
 
 def _pid_of(role: str, records: Sequence[Record]) -> int | None:
-    """The process that plays a role; None before training has begun, or before it has done anything."""
+    """Return the process of a role; None before training has begun, or before its first action."""
     if not any(isinstance(record, Note) for record in records):
         return None
     return next((r.pid for r in records if isinstance(r, Crossing) and r.role == role), None)
 
 
 def rank_dies_after_report(victim: int) -> Trial:
-    """``report`` has returned on all ranks, then one of them is killed: the checkpoint must be committed."""
+    """Kill a rank after ``report`` has returned on all ranks: the checkpoint must be committed."""
     trial, began = Trial(f"rank {victim}"), time.monotonic()
     with place() as here:
         ended = here.end(here.start(dies=victim))
@@ -433,13 +433,13 @@ def rank_dies_after_report(victim: int) -> Trial:
 
 
 def short_runs_killed(moments: int) -> list[Trial]:
-    """One process is rank, uploader and controller; it is killed at a random moment and started again on what is left.
+    """Kill short runs, in which one process is rank, uploader and controller, at random times and restart them.
 
-    It is forked, so that a start costs next to nothing. No thread may live in this process.
+    The process is forked, so that a start costs little. This process must have no threads.
     """
     chance = random.Random(0)
     trials: list[Trial] = []
-    # What sweeps up after a killed process may still be at work when all else is over.
+    # The cleanup after a killed process may still be running at the end.
     with tempfile.TemporaryDirectory(prefix="crash-", dir="/tmp", ignore_cleanup_errors=True) as temporary:
         loading, undisturbed = Path(temporary, "loading"), Path(temporary, "undisturbed")
         if _short_start(loading, 0, None)[1] != 0:
@@ -454,7 +454,7 @@ def short_runs_killed(moments: int) -> list[Trial]:
 
 
 def _one_short_run(here: Path, lasting: float, most: int, chance: random.Random) -> list[Trial]:
-    """Kill and start again until the run has come to its end, at most so many times, then once more unharmed."""
+    """Kill and restart until the run has reached its end, at most this many times, then once undisturbed."""
     trials: list[Trial] = []
     row = promised = 0
     while row < SHORT_ROWS and len(trials) < most:
@@ -475,14 +475,14 @@ def _one_short_run(here: Path, lasting: float, most: int, chance: random.Random)
 
 
 def _load_as(here: Path) -> None:
-    """Load what a short run has loaded, so that those forked from now on find it loaded."""
+    """Load the modules of a short run, so that forks from now on find them loaded."""
     for name in (here / "modules").read_text().split():
-        with contextlib.suppress(Exception):  # made up at run time by some package
+        with contextlib.suppress(Exception):  # created at run time by some package
             importlib.import_module(name)
 
 
 def _short_start(here: Path, number: int, killed_after: float | None) -> tuple[float, int]:
-    """Start a short run in a forked process, and kill it after so many seconds; how long it lived and its status."""
+    """Start a short run in a forked process, and kill it after this many seconds; return its lifetime and status."""
     began, pid = time.monotonic(), os.fork()
     if pid == 0:
         _be_short_run(here, here / f"chronicle-{number}")
@@ -494,7 +494,7 @@ def _short_start(here: Path, number: int, killed_after: float | None) -> tuple[f
 
 
 def _be_short_run(here: Path, directory: Path) -> None:
-    """In the forked process: train, and never come back."""
+    """Train in the forked process, without returning."""
     try:
         for name in ("tmp", "run"):
             (here / name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -503,7 +503,7 @@ def _be_short_run(here: Path, directory: Path) -> None:
         os.dup2(output, 2)
         os.environ.update(faults.environment(directory=directory))
         os.environ.update(TMPDIR=str(here / "tmp"), XDG_RUNTIME_DIR=str(here / "run"))
-        tempfile.tempdir = None  # remembered from before the fork
+        tempfile.tempdir = None  # cached from before the fork
         crash_driver.fit(here / "storage", workers=0, rows=SHORT_ROWS, mebibytes=SHORT_MEBIBYTES, paced=False)
         (here / "modules").write_text("\n".join(sys.modules))
         os._exit(0)
@@ -516,14 +516,14 @@ def _be_short_run(here: Path, directory: Path) -> None:
 
 
 def spread(things: Sequence[Thing], most: int) -> list[Thing]:
-    """At most so many of them, evenly from the first to the last."""
+    """Return at most this many items, evenly from the first to the last."""
     if len(things) <= most:
         return list(things)
     return [things[round(i * (len(things) - 1) / max(1, most - 1))] for i in range(most)]
 
 
 def short_lines(moments: int) -> Iterator[Line]:
-    """The many short runs. They fork, so they come before any thread."""
+    """Run the many short runs. They fork, so they run before any thread exists."""
     trials = short_runs_killed(moments)
     yield Line("SIGKILL at a random moment, short runs", "one process is all", trials)
 
@@ -531,7 +531,7 @@ def short_lines(moments: int) -> Iterator[Line]:
 def power_lines(
     recording: Recording, what: str, draws: int, resumes: int, lanes: ThreadPoolExecutor
 ) -> Iterator[Line]:
-    """The power cuts of one recorded run, and the script started on some of what they left."""
+    """Run the power cuts of one recorded run, and restart the script on some of the results."""
     for who, view in VIEWS.items():
         times = draws if who == BY_CHANCE else 1
         cuts = [cut for _ in range(times) for cut in cut_everywhere(recording, view)]
@@ -543,7 +543,7 @@ def power_lines(
 
 
 def kill_lines(recording: Recording, steps: int, moments: int, lanes: ThreadPoolExecutor) -> Iterator[Line]:
-    """The kills at every step of one save, and at random moments of whole runs."""
+    """Run the kills at every step of one save, and at random times of whole runs."""
     for role in VICTIMS:
         places = spread(recording.places(role), steps)
         yield Line(f"SIGKILL at every step of save {SAVE}", role, list(lanes.map(killed_at, places)))
@@ -556,14 +556,14 @@ def kill_lines(recording: Recording, steps: int, moments: int, lanes: ThreadPool
 
 
 def report_lines(tries: int, lanes: ThreadPoolExecutor) -> Iterator[Line]:
-    """A rank dies right after all reports have returned."""
+    """Run the deaths of a rank right after all reports have returned."""
     for rank in range(WORKERS):
         trials = list(lanes.map(rank_dies_after_report, [rank] * tries))
         yield Line("SIGKILL after report returned on all ranks", f"rank-{rank}", trials)
 
 
 def all_lines(amount: Amount) -> Iterator[Line]:
-    """Everything, one line after another."""
+    """Run all kinds of crashes in turn."""
     yield from short_lines(amount.short_moments)
     with place() as here, place() as there, ThreadPoolExecutor(LANES) as lanes:
         recording = Recording(here)
@@ -576,7 +576,7 @@ def all_lines(amount: Amount) -> Iterator[Line]:
 
 
 def bounds_of(lines: Sequence[Line]) -> list[Bound]:
-    """N of N on every line, and hardly a step that could not be reached."""
+    """Return the bounds: N of N on every line, and nearly every step reached."""
     bounds = [
         Bound(
             f"{line.what}, {line.who}", line.good if line.counted else None, at_least=len(line.counted) or 1
@@ -589,7 +589,7 @@ def bounds_of(lines: Sequence[Line]) -> list[Bound]:
 
 
 def main() -> int:
-    """Crashes, prints, returns the exit code."""
+    """Run the crashes, print, and return the exit code."""
     options = parse_options("Whether a crash at any moment loses a committed checkpoint.")
     lines = []
     for line in all_lines(QUICK if options.quick else FULL):

@@ -1,23 +1,24 @@
 """Rows a second of shuffled batches of 1024 from Parquet files, beside Ray Data, Hugging Face and plain torch.
 
-Four kinds of rows (``data_loaders/schemas.py``) are written once. Every loader reads the same files in a process of its
-own, three epochs each in another order, and delivers tensors (text: lists of str) of all columns. Rows that do not
-come, and rows that come twice in an epoch, are counted.
+Four kinds of rows (``data_loaders/schemas.py``) are written once. Every loader reads the same files in its own process,
+three epochs each in another order, and delivers tensors (text: lists of str) of all columns. Missing rows, and rows
+duplicated within an epoch, are counted.
 
-- opening: seconds from the files to the loader, all that it converts, reads or keeps beforehand included; imports and
-  the start of Ray are not.
+- opening: seconds from the files to the loader, including conversion, reading and caching; imports and the start of Ray
+  are excluded.
 - first epoch, later epochs: rows a second without opening.
 - whole: rows a second of all three epochs, opening included.
 
 Peers are measured at their best: all their settings run once on smaller files, and those that are best as a whole or in
 later epochs run in the rounds (with ``--quick`` all settings run in the one round). Ray Data and the loaders behind
-Hugging Face's datasets choose between what their own guides recommend; those settings are described in the loader
-programs. Plain torch has all rows in memory before its first epoch; for text that means strings that are made already.
+Hugging Face's datasets choose between the settings of their own guides; those settings are described in the loader
+programs. Plain torch has all rows in memory before its first epoch; for text that means strings that exist already.
 
-The limit is what no loader can beat: the copy of the bytes (floats, tokens), Pillow on two threads (images, in an
-epoch that decodes them), one str made of each row (text; a loader that keeps all strings in memory makes none).
+The limit is an upper bound for every loader: the copy of the bytes (floats, tokens), Pillow on two threads (images, in
+an epoch that decodes them), one str made of each row (text; a loader that keeps all strings in memory makes none).
 
-Beside the speed stands what a restart in mid-epoch costs, when 4 ranks become 3 and then 8: rows lost, rows twice.
+Besides the speed, the cost of a restart in mid-epoch is measured, when 4 ranks become 3 and then 8: rows lost, rows
+duplicated.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from harness import (
 from launch import compile_ours
 
 PROGRAMS = Path(__file__).resolve().parent / "data_loaders"
-# The programs are started by path and find each other there; this process needs their words too.
+# The programs are started by path and import each other; this process imports from them too.
 sys.path.insert(0, str(PROGRAMS))
 
 import measuring  # noqa: E402
@@ -60,10 +61,10 @@ REPETITIONS, QUICK_REPETITIONS = 3, 1
 EPOCHS = 3
 BATCH_SIZE = 1024
 TIMEOUT_SECONDS = 600.0
-#: How long ours may take to be wholly gone. Peers get longer: the next loader must have the machine alone.
+#: Seconds for Powertrain's processes to exit. Peers get longer: the next loader needs the machine to itself.
 OUR_GRACE_SECONDS, PEER_GRACE_SECONDS = 5.0, 20.0
 
-#: The claims as the issue gives them: ours has at least this many times whose rows a second.
+#: The claims of the issue: Powertrain's rows per second are at least this multiple of the named peer's.
 OF_RAY = 3.0
 OF_BEST_PEER = 0.95
 LATER_OF_BEST_PEER = {FLOATS: 0.95, TOKENS: 2.0, IMAGES: 0.95, TEXT: 0.95}
@@ -76,7 +77,7 @@ LIMITS = {FLOATS: "memcpy", TOKENS: "memcpy", IMAGES: "Pillow, 2 threads", TEXT:
 
 @dataclass(frozen=True)
 class Setting:
-    """A loader, as it is set for one measurement."""
+    """A loader with its settings for one measurement."""
 
     loader: str
     name: str
@@ -90,21 +91,21 @@ class Setting:
 
 
 def hugging_face(loader: str, loader_class: str, workers: int, fetch: str) -> Setting:
-    """Datasets behind one of two loaders."""
+    """Return settings of Hugging Face datasets with one of two loaders."""
     settings = {"loader": loader_class, "num_workers": workers, "fetch": fetch}
     requires = ("torch", "datasets", "torchdata", "PIL")
     return Setting(loader, f"{workers} workers, by {fetch}", "with_hugging_face.py", requires, settings)
 
 
 def ray_data(shuffle: str, materialize: bool, decoded: bool = False) -> Setting:
-    """Ray Data with one of its two ways to shuffle."""
+    """Return settings of Ray Data with one of its two shuffles."""
     settings = {"shuffle": shuffle, "materialize": materialize, "decoded": decoded}
     name = f"{shuffle}{', materialized' if materialize else ''}{', decoded' if decoded else ''}"
     return Setting(RAY, name, "with_ray_data.py", ("torch", "ray", "PIL"), settings)
 
 
 def over_memory(workers: int, decoded: bool = False) -> Setting:
-    """torch's DataLoader over rows in memory."""
+    """Return settings of torch's DataLoader over rows in memory."""
     settings = {"num_workers": workers, "decoded": decoded}
     name = f"{workers} workers{', decoded' if decoded else ''}"
     return Setting(MEMORY, name, "over_memory.py", ("torch", "PIL"), settings)
@@ -112,7 +113,7 @@ def over_memory(workers: int, decoded: bool = False) -> Setting:
 
 OUR_SETTING = Setting(OURS, "", "with_powertrain.py", ("torch", "powertrain", "PIL"))
 LIMIT_SETTING = Setting(LIMIT, "", "limits.py", ("PIL",))
-#: Left out is what was best for no kind of rows when each was tried once on small files: Ray's local shuffle without
+#: Settings that were best for no kind of rows in a trial on small files are omitted: Ray's local shuffle without
 #: materialize, and Hugging Face by rows without workers.
 PEER_SETTINGS = (
     ray_data("random_shuffle", False),
@@ -126,7 +127,7 @@ PEER_SETTINGS = (
     over_memory(0),
     over_memory(2),
 )
-#: For images in addition: pixels kept, which takes longer before the first epoch and makes all epochs fast.
+#: For images in addition: cached pixels, which take longer before the first epoch and make all epochs fast.
 DECODED_SETTINGS = (
     ray_data("random_shuffle", True, decoded=True),
     ray_data("local_shuffle_buffer_size", True, decoded=True),
@@ -137,13 +138,13 @@ PEERS = (RAY, HF, HF_STATEFUL, MEMORY)
 
 
 def settings_of_peers(kind: str) -> tuple[Setting, ...]:
-    """All settings of the peers for one kind of rows."""
+    """Return all settings of the peers for one kind of rows."""
     return PEER_SETTINGS + (DECODED_SETTINGS if kind == IMAGES else ())
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One loading, and what its program left behind."""
+    """One loading, and the leftovers of its program."""
 
     loading: measuring.Loading
     left_behind: tuple[str, ...]
@@ -159,16 +160,16 @@ class Compared:
     trial: Rounds[Measured] | None
 
     def numbers(self, setting: Setting, metric: str) -> list[float | None]:
-        """One number of each round's loading."""
+        """Return one number of each round's loading."""
         return self.rounds.numbers(setting.label, attrgetter(f"loading.{metric}"))
 
     def best(self, loaders: Sequence[str], metric: str) -> Setting | None:
-        """The setting of these loaders with the highest median; None where none was measured."""
+        """Return the setting of these loaders with the highest median; None if none was measured."""
         return best_setting([one for one in self.settings if one.loader in loaders], self.rounds, metric)
 
 
 def best_setting(settings: Sequence[Setting], rounds: Rounds[Measured], metric: str) -> Setting | None:
-    """The one with the highest median of a metric; None where none was measured."""
+    """Return the setting with the highest median of a metric; None if none was measured."""
     medians = {
         one: median(rounds.numbers(one.label, attrgetter(f"loading.{metric}")))
         for one in settings
@@ -182,7 +183,7 @@ def best_setting(settings: Sequence[Setting], rounds: Rounds[Measured], metric: 
 
 
 def load_once(setting: Setting, schema: Schema, rows: int, directory: Path) -> Measured:
-    """Run a loader program to its end and read what it measured."""
+    """Run a loader program to its end and read its measurement."""
     with tempfile.TemporaryDirectory(prefix="ptb-") as place:
         output = Path(place, "loading.json")
         request = measuring.Request(
@@ -196,14 +197,14 @@ def load_once(setting: Setting, schema: Schema, rows: int, directory: Path) -> M
         )
         found = json.loads(output.read_text())
     loading = measuring.Loading(**{**found, "epoch_seconds": tuple(found["epoch_seconds"])})
-    # A peer's files (caches, logs) are no fault; a process that stays always is.
+    # A peer's files (caches, logs) are not an error; a remaining process always is.
     return Measured(loading, ended.left_behind if setting.loader == OURS else ended.left_processes)
 
 
 def load_in_rounds(
     settings: Sequence[Setting], schema: Schema, rows: int, directory: Path, repetitions: int
 ) -> Rounds[Measured]:
-    """Each setting once a round."""
+    """Run each setting once a round."""
     contenders = [
         Contender(one.label, one.requires, partial(load_once, one, schema, rows, directory))
         for one in settings
@@ -212,7 +213,7 @@ def load_in_rounds(
 
 
 def chosen_settings(trial: Rounds[Measured], kind: str) -> tuple[Setting, ...]:
-    """Of each peer what was best as a whole and in later epochs; all of a peer of which nothing was measured."""
+    """Return the best settings of each peer as a whole and in later epochs; all of an unmeasured peer."""
     chosen: dict[Setting, None] = {}
     for peer in PEERS:
         settings = [one for one in settings_of_peers(kind) if one.loader == peer]
@@ -241,7 +242,7 @@ def compare(schema: Schema, workspace: Path, quick: bool) -> Compared:
 
 @dataclass(frozen=True)
 class Restarter:
-    """Who goes on in mid-epoch with another number of ranks, and how; no program where it has no way to."""
+    """A loader that resumes in mid-epoch with another number of ranks, and its method; no program if it has none."""
 
     name: str
     how: str
@@ -273,7 +274,7 @@ RESTARTERS = (
 
 
 def restart_once(restarter: Restarter, directory: Path) -> restarting.Restarts:
-    """Run a restart program to its end and read what it counted."""
+    """Run a restart program to its end and read its counts."""
     with tempfile.TemporaryDirectory(prefix="ptb-") as place:
         output = Path(place, "restarts.json")
         script, *arguments = restarter.program
@@ -288,7 +289,7 @@ def restart_once(restarter: Restarter, directory: Path) -> restarting.Restarts:
 
 
 def restart_all(workspace: Path) -> Rounds[restarting.Restarts]:
-    """Once each: which rows come does not depend on the clock."""
+    """Run each restart once: the rows do not depend on timing."""
     directory = workspace / "restarts"
     write_parquet(SCHEMAS[FLOATS], restarting.ROWS, directory)
     contenders = [
@@ -303,7 +304,7 @@ def restart_all(workspace: Path) -> Rounds[restarting.Restarts]:
 
 
 def rows_of(compared: Compared) -> list[Row]:
-    """Ours and each peer's best setting: as a whole, its parts beside it; then best in later epochs."""
+    """Return rows for Powertrain and each peer's best setting: as a whole with its parts, then in later epochs."""
     kind = compared.schema.name
     limit = median(compared.numbers(LIMIT_SETTING, "later"))
     limit_text = "" if limit is None else f"{LIMITS[kind]} {limit:,.0f} rows/s"
@@ -327,7 +328,7 @@ def rows_of(compared: Compared) -> list[Row]:
 
 
 def restart_rows(rounds: Rounds[restarting.Restarts]) -> list[Row]:
-    """Rows lost and rows twice, with the way in which each goes on."""
+    """Return rows lost and duplicated, with the resume method of each."""
     rows = []
     for title, count in (("rows lost", "lost"), ("rows twice", "twice")):
         for one in RESTARTERS:
@@ -346,7 +347,7 @@ def restart_rows(rounds: Rounds[restarting.Restarts]) -> list[Row]:
 
 
 def times_of(compared: Compared, loaders: Sequence[str], metric: str) -> float | None:
-    """How many times the rows a second of the best of these loaders ours has."""
+    """Return the ratio of Powertrain's rows a second to the best of these loaders."""
     peer = compared.best(loaders, metric)
     if peer is None:
         return None
@@ -354,7 +355,7 @@ def times_of(compared: Compared, loaders: Sequence[str], metric: str) -> float |
 
 
 def bounds_of(compared: Compared) -> list[Bound]:
-    """The issue's bounds for one kind of rows, and that ours loses no row and leaves nothing behind."""
+    """Return the issue's bounds for one kind of rows, and that Powertrain loses no row and leaves nothing behind."""
     kind = compared.schema.name
     ours = compared.rounds.measured[OUR_SETTING.label]
     wrong = worst([None if one is None else one.loading.lost + one.loading.twice for one in ours])
@@ -374,13 +375,13 @@ def bounds_of(compared: Compared) -> list[Bound]:
 
 
 def restart_bounds(rounds: Rounds[restarting.Restarts]) -> list[Bound]:
-    """Ours loses no row and repeats none."""
+    """Return the bounds that Powertrain loses no row and repeats none."""
     wrong = worst(rounds.numbers(OURS, lambda found: found.lost + found.twice))
     return [Bound("4 -> 3 -> 8 ranks: rows lost or twice", wrong, at_most=0)]
 
 
 def notes_of(compared: Compared) -> list[str]:
-    """The best peers by name, and which loaders lost or repeated rows or left processes."""
+    """Return notes on the best peers, and on loaders that lost or repeated rows or left processes."""
     kind = compared.schema.name
     notes = []
     for metric, words in (("whole", "as a whole"), ("later", "in later epochs")):
@@ -397,7 +398,7 @@ def notes_of(compared: Compared) -> list[str]:
 
 
 def samples_of(rounds: Rounds[Any] | None) -> dict[str, list[Any]]:
-    """Everything that was measured, for the JSON file."""
+    """Return all measurements, for the JSON file."""
     measured = {} if rounds is None else rounds.measured
     return {name: [None if one is None else asdict(one) for one in found] for name, found in measured.items()}
 
@@ -407,7 +408,7 @@ def failures_of(kind: str, rounds: Rounds[Any] | None) -> list[str]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options(
         "Rows a second of shuffled batches, and rows lost when the number of ranks changes."
     )

@@ -1,11 +1,11 @@
-"""How much anonymous memory a process grows by while it streams 8 GB of shuffled Parquet, two epochs of it.
+"""Growth of a process's anonymous memory while it streams 8 GB of shuffled Parquet, two epochs of it.
 
-A generated dataset (random token lists, row groups of 16 MB, nothing compressible) is read in a process of its own with
+A generated dataset (random token lists, row groups of 16 MB, nothing compressible) is read in a separate process with
 ``read_parquet(directory).random_shuffle(seed=0)`` and ``iter_torch_batches(batch_size=1024)``. After its imports the
-process looks at its own RssAnon every 100 ms: memory that no file backs. The cache of decoded blocks is files, mapped,
-which the kernel takes back when it needs the memory. Every row must come exactly once per epoch.
+process samples its own RssAnon every 100 ms: memory without a backing file. The cache of decoded blocks consists of
+mapped files, which the kernel reclaims when it needs the memory. Every row must come exactly once per epoch.
 
-The limit is what cannot be done without: one batch, and the buffers in which one row group is decoded.
+The limit is the minimum: one batch, and the buffers in which one row group is decoded.
 
     python benchmarks/data_memory.py [--quick] [--json FILE] [--check]     (needs 20 GB of disk; --quick: 3 GB)
 """
@@ -40,7 +40,7 @@ from harness import (
 
 SCRIPTS = Path(__file__).resolve().parent / "data_memory_scripts"
 OURS = "Powertrain"
-#: The claims as the issue gives them.
+#: The claims of the issue.
 DATA_BYTES, QUICK_DATA_BYTES = 8 * 10**9, 10**9
 GROWTH_AT_MOST_MB = 512.0
 
@@ -69,7 +69,7 @@ class Streaming:
 
     @property
     def growth_mb(self) -> float:
-        """From after the imports to the highest moment."""
+        """Growth from the end of the imports to the peak."""
         return max(0.0, (max(self.samples) - self.before) / 1e6)
 
     @property
@@ -141,7 +141,7 @@ def bounds_of(rounds: Rounds[Streaming], data_bytes: int) -> list[Bound]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("How much anonymous memory grows while a large dataset is streamed.")
     data_bytes = QUICK_DATA_BYTES if options.quick else DATA_BYTES
     contenders = [Contender(OURS, ("torch", "powertrain"), partial(measure, data_bytes))]

@@ -1,12 +1,12 @@
 """Useful steps under a death every 15 s, over those of the same function without one, torchrun's beside it.
 
 Two ranks train a small model with steps of about 20 ms and a checkpoint every 20 steps (``recovery_scripts/``). In the
-faulty blocks a rank drawn by lot (the same lots for both launchers) is killed with SIGKILL every 15 s for 3 minutes,
-counted from the first step. Useful are the steps that count in the end: one that was done, lost and done again counts
-once. The fault-free block of the same launcher, equally long, is what could have been.
+faulty blocks a random rank (the same sequence for both launchers) is killed with SIGKILL every 15 s for 3 minutes,
+counted from the first step. Useful steps are those that count in the end: a step that was done, lost and repeated
+counts once. The fault-free block of the same launcher, equally long, is the reference.
 
-What is lost goes to two things: steps done since the newest checkpoint, which are done again, and the time from a
-death to the first new step. The limit is 1: no launcher trains faster for its deaths.
+The loss has two parts: steps since the newest checkpoint, which are repeated, and the time from a death to the first
+new step. The limit is 1: deaths make no launcher faster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from recovery_scripts.diary import STEPPED, Entry
 
 KILL_EVERY_SECONDS = 15.0
 SECONDS, QUICK_SECONDS = 180.0, 45.0
-#: For the start, the end, and a restart that takes its time.
+#: Extra time for the start, the end, and a slow restart.
 EXTRA_SECONDS = 120.0
 SEED = 20
 AT_LEAST = 0.94
@@ -42,7 +42,7 @@ LAUNCHERS = (POWERTRAIN, TORCHRUN)
 
 @dataclass(frozen=True)
 class Kill:
-    """One death: which rank and when."""
+    """One death: its rank and time."""
 
     rank: int
     at: float
@@ -50,7 +50,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Show:
-    """What the conductor did: the first step of the slowest rank, the end, the deaths between."""
+    """The conductor's record: the first step of the slowest rank, the end, the deaths between."""
 
     begin: float
     end: float
@@ -59,7 +59,7 @@ class Show:
 
 @dataclass(frozen=True)
 class Block:
-    """One block of training: steps that count, those done again, seconds from each death to the first new step."""
+    """One block of training: useful steps, repeated steps, seconds from each death to the first new step."""
 
     seconds: float
     useful_steps: int
@@ -69,7 +69,7 @@ class Block:
 
 
 def train_for(launcher: Launcher, seconds: float, kill_every: float | None) -> Block:
-    """Train for so long, with deaths or without."""
+    """Train for a duration, with deaths or without."""
     conducted = conduct(launcher, partial(_let_train, seconds, kill_every), seconds + EXTRA_SECONDS)
     show, diaries = conducted.found, conducted.diaries
     losses = [_loss(diaries, kill) for kill in show.kills]
@@ -83,7 +83,7 @@ def train_for(launcher: Launcher, seconds: float, kill_every: float | None) -> B
 
 
 def _let_train(seconds: float, kill_every: float | None, conductor: Conductor) -> Show:
-    """Kill when it is time, end when it is time. A rank that is just being restarted is killed once it trains."""
+    """Kill ranks and end the run on schedule. A rank that is being restarted is killed once it trains."""
     firsts = [
         conductor.await_(
             f"the first step of rank {rank}", lambda rank=rank: conductor.steps(rank)[:1] or None
@@ -103,12 +103,12 @@ def _let_train(seconds: float, kill_every: float | None, conductor: Conductor) -
 
 
 def _newest_step(entries: Sequence[Entry], moment: float) -> int:
-    """The step a rank was at: after a restart it may be lower than one it has been at before."""
+    """Return the current step of a rank: after a restart it may be lower than before."""
     return next((e.step for e in reversed(entries) if e.kind == STEPPED and e.at <= moment), 0)
 
 
 def _loss(diaries: dict[int, list[Entry]], kill: Kill) -> tuple[int, float]:
-    """What one death cost: steps done again, and seconds until the slowest rank's first new step was begun."""
+    """Return the cost of one death: repeated steps, and seconds until the slowest rank's first new step."""
     before = max(_newest_step(diaries[rank], kill.at) for rank in RANKS)
     came_back = [first_step_of_new_process(diaries[rank], kill.at) for rank in RANKS]
     steps = [one[1] for one in came_back if one is not None]
@@ -123,7 +123,7 @@ def name_of(launcher: Launcher, faulty: bool) -> str:
 
 
 def goodput(rounds: Rounds[Block], launcher: Launcher) -> list[float | None]:
-    """Useful steps over those without faults, one number a round."""
+    """Return the ratio of useful steps to those without faults, one number per round."""
     faulty, fault_free = (rounds.measured[name_of(launcher, faulty)] for faulty in (True, False))
     return [
         a.useful_steps / b.useful_steps if a is not None and b is not None and b.useful_steps else None
@@ -147,7 +147,7 @@ def rows_of(rounds: Rounds[Block]) -> list[Row]:
 
 
 def losses_in_words(rounds: Rounds[Block], launcher: Launcher) -> list[str]:
-    """How the loss splits, one sentence a round."""
+    """Return the parts of the loss, one sentence per round."""
     sentences = []
     blocks = zip(
         rounds.measured[name_of(launcher, True)], rounds.measured[name_of(launcher, False)], strict=True
@@ -168,7 +168,7 @@ def losses_in_words(rounds: Rounds[Block], launcher: Launcher) -> list[str]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("Useful steps under a death every 15 s, over those without.")
     seconds = QUICK_SECONDS if options.quick else SECONDS
     compile_ours()

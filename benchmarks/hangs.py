@@ -1,10 +1,10 @@
-"""Twelve kinds of hang, each noticed in time with the right rank and line; and what only takes long is left alone.
+"""Twelve kinds of hang, each detected in time with the right rank and line; slow phases are not reported.
 
-Every kind is a real run of two or three ranks of which one hangs (``tests/stories/drivers/hanging.py`` has them, to be
-run by hand too). Measured is the time from the last report of any rank to the notice in the run's journal, on the
-clock that both share. The line that the notice names is compared with the line that hangs.
+Every kind is a real run of two or three ranks of which one hangs (``tests/stories/drivers/hanging.py`` has them, which
+can be run manually). The time from the last report of any rank to the notice in the run's journal is measured, on a
+shared clock. The line that the notice names is compared with the line that hangs.
 
-The limit is the promise itself: 5 s without a step, which cannot be known earlier.
+The limit is the claim itself: 5 s without a step, which cannot be detected earlier.
 
     python benchmarks/hangs.py [--quick] [--json FILE] [--check]
 """
@@ -38,7 +38,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "stories"
 
 import hanging
 
-#: The claims as the issue gives them: noticed within 5 s of the last step (steps here are far shorter than a second).
+#: The claims of the issue: noticed within 5 s of the last step (steps here are far shorter than a second).
 NOTICED_WITHIN = 5.0
 KINDS = {
     "missed_all_reduce": 3, "extra_all_reduce": 3, "mismatched_reports": 2, "loader": 2, "collate_in_a_worker": 2,
@@ -46,7 +46,7 @@ KINDS = {
     "endless_loop": 2,
 }  # fmt: skip
 QUICK_KINDS = ("missed_all_reduce", "collate_in_a_worker", "lock", "c_with_the_lock")
-#: What only takes long, who may be named for it (None: nobody), and for how many seconds.
+#: Slow phases, the rank that may be named (None: none), and their duration in seconds.
 QUIET: dict[str, tuple[int | None, float]] = {
     "long_first_step": (None, 15.0),
     "long_first_step_of_one": (hanging.CULPRIT, 15.0),
@@ -60,10 +60,10 @@ STOPPED_SECONDS = 4.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run said of one kind."""
+    """The notices of a run for one kind of hang."""
 
     kind: str
-    #: Seconds from the last report to the notice; infinite where there was none.
+    #: Seconds from the last report to the notice; infinite without one.
     seconds: float
     right_rank: bool
     right_line: bool
@@ -72,7 +72,7 @@ class Seen:
 
 
 def run(kind: str, workers: int, storage: str, **options: Any) -> tuple[list[Any], bool]:
-    """The facts of a run, and whether it failed."""
+    """Return the facts of a run, and whether it failed."""
     config = options.pop("config", None)
     trainer = TorchTrainer(
         getattr(hanging, kind),
@@ -89,7 +89,7 @@ def run(kind: str, workers: int, storage: str, **options: Any) -> tuple[list[Any
 
 
 def hang(kind: str, storage: str) -> Seen:
-    """A run that hangs, is noticed, and is ended a little later."""
+    """Make a run that hangs, is detected, and is ended a little later."""
     limits = FailureConfig(hang_timeout_s=NOTICED_WITHIN + 4.0, on_hang="fail")
     facts, acted = run(kind, KINDS[kind], storage, failure_config=limits)
     notice = next((fact for fact in facts if isinstance(fact, ev.HangNoticed)), None)
@@ -112,7 +112,7 @@ def line_of(kind: str) -> int:
 
 
 def quiet(kind: str, storage: str) -> Seen:
-    """A run in which something takes long, and ends by itself."""
+    """Make a run with a slow phase, which ends by itself."""
     culprit, seconds = QUIET[kind]
     stopping = threading.Thread(target=stop_everything) if kind == "steady" else None
     if stopping is not None:
@@ -128,7 +128,7 @@ def quiet(kind: str, storage: str) -> Seen:
 
 
 def stop_everything() -> None:
-    """Stop this process and all below it for a while, as a machine does that has other things to do."""
+    """Suspend this process and all descendants for a while, as on a busy machine."""
     me = psutil.Process()
     while sum("rank" in child.name() for child in me.children(recursive=True)) < 2:
         time.sleep(0.05)

@@ -1,8 +1,8 @@
-"""What all benchmarks share: interleaved rounds, ratios of pairs, one table, ``--json`` and ``--check``.
+"""Common harness of the benchmarks: interleaved rounds, ratios of pairs, one table, ``--json`` and ``--check``.
 
 A benchmark is one file that
 1. lists its contenders (ours and the peers), each with the modules it needs and how to measure it once,
-2. hands them to :func:`interleave`, which measures each once per round,
+2. passes them to :func:`interleave`, which measures each once per round,
 3. turns the measurements into :class:`Row` (a line of the table) and :class:`Bound` (a claim that must hold),
 4. ends with ``raise SystemExit(conclude(...))``.
 
@@ -27,7 +27,7 @@ from typing import Any, Generic, TypeVar
 
 Measured = TypeVar("Measured")
 
-#: Distributions whose versions decide a figure somewhere; those not installed are left out.
+#: Distributions whose versions affect a figure; those not installed are omitted.
 VERSIONED = (
     "powertrain",
     "torch",
@@ -46,7 +46,7 @@ VERSIONED = (
 
 
 class MeasurementFailed(Exception):
-    """One contender could not be measured once; the message is a full sentence that says why."""
+    """Raised if a contender could not be measured; the message is a full sentence with the reason."""
 
 
 @dataclass(frozen=True)
@@ -69,20 +69,20 @@ class Contender(Generic[Measured]):
 
 @dataclass(frozen=True)
 class Rounds(Generic[Measured]):
-    """What the rounds brought: per contender one entry a round, None where it failed or is missing."""
+    """The results of the rounds: one entry per round and contender, None if it failed or is missing."""
 
     measured: dict[str, list[Measured | None]]
     missing: tuple[str, ...]
     failures: tuple[str, ...]
 
     def numbers(self, name: str, take: Callable[[Measured], float]) -> list[float | None]:
-        """One number of each round's measurement of ``name``."""
+        """Return one number of each round's measurement of ``name``."""
         return [None if one is None else take(one) for one in self.measured[name]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. ``numbers`` has one entry a round; ``ratio`` is ours over this line's."""
+    """One line of the table. ``numbers`` has one entry per round; ``ratio`` is Powertrain's figure over this line's."""
 
     what: str
     who: str
@@ -94,7 +94,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bound:
-    """A claim with its number. Exactly one of ``at_most`` and ``at_least`` is given."""
+    """A claim with its measured number. Exactly one of ``at_most`` and ``at_least`` is given."""
 
     claim: str
     measured: float | None
@@ -107,7 +107,7 @@ class Bound:
 
     @property
     def holds(self) -> bool:
-        """False also where nothing was measured."""
+        """Whether the claim holds; False if nothing was measured."""
         if self.measured is None:
             return False
         if self.at_most is not None:
@@ -115,7 +115,7 @@ class Bound:
         return self.at_least is not None and self.measured >= self.at_least
 
     def sentence(self) -> str:
-        """The claim, what was measured, and whether the one bears out the other."""
+        """Return the claim, the measured number, and whether the claim holds."""
         verdict = "holds " if self.holds else "BROKEN"
         measured = "not measured" if self.measured is None else _short(self.measured)
         side, number = ("at most", self.at_most) if self.at_most is not None else ("at least", self.at_least)
@@ -124,7 +124,7 @@ class Bound:
 
 @dataclass
 class Outcome:
-    """Everything a benchmark has to say. ``samples`` goes to the JSON file as it is."""
+    """The outcome of a benchmark. ``samples`` is written to the JSON file unchanged."""
 
     title: str
     repetitions: int
@@ -137,12 +137,12 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """True where all bounds hold, nobody was missing and no measurement failed."""
+        """Whether all bounds hold, no contender was missing and no measurement failed."""
         return not self.missing and not self.failures and all(bound.holds for bound in self.bounds)
 
 
 def parse_options(description: str, arguments: Sequence[str] | None = None) -> Options:
-    """Reads the options that every benchmark takes."""
+    """Parse the options that every benchmark accepts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="smaller and fewer repetitions, for a look")
     parser.add_argument(
@@ -158,7 +158,7 @@ def parse_options(description: str, arguments: Sequence[str] | None = None) -> O
 
 
 def is_installed(module: str) -> bool:
-    """True where the top-level ``module`` can be imported; a bare directory of that name does not count."""
+    """Return whether the top-level ``module`` can be imported; a bare directory of that name does not count."""
     found = importlib.util.find_spec(module)
     return found is not None and found.origin is not None
 
@@ -166,10 +166,10 @@ def is_installed(module: str) -> bool:
 def interleave(
     contenders: Sequence[Contender[Measured]], repetitions: int, warm_up: bool
 ) -> Rounds[Measured]:
-    """Measures every contender once a round, neighbours staying neighbours.
+    """Measure every contender once a round, keeping neighbours adjacent.
 
-    Every other round goes backwards, so that a machine that gets slower or faster favours nobody. The
-    warm-up round fills the page cache for all alike and is thrown away.
+    Every other round is reversed, so that a machine that gets slower or faster favours no contender. The warm-up round
+    fills the page cache for all alike and is discarded.
     """
     missing = tuple(
         f"{contender.name} (no module {module!r})"
@@ -195,7 +195,7 @@ def interleave(
 
 
 def things_left(rounds: Rounds[Any]) -> list[str]:
-    """What contenders left behind, as notes; their measurements say it in ``left_behind``."""
+    """Return notes on leftovers of contenders, from ``left_behind`` of their measurements."""
     return sorted(
         {
             f"{name} left behind: {thing}"
@@ -208,32 +208,32 @@ def things_left(rounds: Rounds[Any]) -> list[str]:
 
 
 def median(numbers: Sequence[float | None]) -> float | None:
-    """The median of what was measured, None where nothing was."""
+    """Return the median of the measured values, None if there are none."""
     present = [number for number in numbers if number is not None]
     return statistics.median(present) if present else None
 
 
 def median_ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
-    """The median over the rounds of ours / theirs of the same round: pairs taken side by side."""
+    """Return the median over the rounds of ours / theirs of the same round: adjacent pairs."""
     return median(
         [a / b for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None and b > 0]
     )
 
 
 def worst(numbers: Sequence[float | None], choose: Callable[[list[float]], float] = max) -> float | None:
-    """The worst round (``choose=min`` where small is bad); None as soon as one round is not measured."""
+    """Return the worst round (``choose=min`` if small is bad); None if one round is not measured."""
     present = [number for number in numbers if number is not None]
     return choose(present) if present and len(present) == len(numbers) else None
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """The smallest sample that at least ``share`` of all samples do not exceed."""
+    """Return the smallest sample that at least ``share`` of all samples do not exceed."""
     ordered = sorted(samples)
     return ordered[max(0, -(-int(share * 10_000) * len(ordered) // 10_000) - 1)]
 
 
 def conclude(outcome: Outcome, options: Options) -> int:
-    """Prints the table and the bounds, writes the JSON file if asked, returns the exit code."""
+    """Print the table and the bounds, write the JSON file if requested, and return the exit code."""
     print(f"\n{outcome.title}\n")
     print(table(outcome.rows))
     print()
@@ -253,7 +253,7 @@ def conclude(outcome: Outcome, options: Options) -> int:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as text, columns aligned."""
+    """Return the rows as text with aligned columns."""
     lines = [("what", "who", "median", "spread (min to max)", "ours / this", "limit")]
     for row in rows:
         present = [number for number in row.numbers if number is not None]
@@ -270,7 +270,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def as_json(outcome: Outcome, options: Options) -> dict[str, Any]:
-    """Everything needed to judge the figures later, on another machine."""
+    """Return all data needed to judge the figures later, on another machine."""
     return {
         "title": outcome.title,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -289,7 +289,7 @@ def as_json(outcome: Outcome, options: Options) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of the machine."""
     import psutil
 
     return {
@@ -303,7 +303,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Python's and the distributions' versions."""
+    """Return the versions of Python and the distributions."""
     found = {"python": platform.python_version()}
     for name in VERSIONED:
         try:
@@ -318,7 +318,7 @@ _LOAD_AT_START = os.getloadavg()[0]
 
 
 def _load_note() -> list[str]:
-    """A warning where somebody else kept the machine busy."""
+    """Return a warning if other programs kept the machine busy."""
     if _LOAD_AT_START <= 0.5:
         return []
     return [
@@ -327,13 +327,13 @@ def _load_note() -> list[str]:
 
 
 def _short(number: float) -> str:
-    """Four significant digits, thousands separated, no exponent for everyday numbers."""
+    """Format with four significant digits, thousands separated, no exponent for everyday numbers."""
     if number and abs(number) < 1e-3:
         return f"{number:.2e}"
     return f"{number:,.0f}" if abs(number) >= 1000 or number == int(number) else f"{number:.4g}"
 
 
 def _progress(text: str) -> None:
-    """One line on the terminal that replaces itself; nothing where nobody watches."""
+    """Print a progress line that replaces itself; nothing without a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

@@ -1,8 +1,9 @@
-"""Start of the script to the first optimizer step, beside one bare process, torchrun and Ray Train.
+"""Time from the start of the script to the first optimizer step, compared with one bare process, torchrun and Ray
+Train.
 
 The clock starts just before the interpreter is started and stops when the slowest rank has done its first
-``optimizer.step()``. Every launcher trains the same tiny model (``launch_scripts/``, to be run by hand too)
-and then ends by itself; the next one begins when all its processes are gone.
+``optimizer.step()``. Every launcher trains the same tiny model (``launch_scripts/``, which can be run manually) and
+then exits; the next one begins when all its processes are gone.
 
 The limit is the bare process: no launcher reaches the first step before one interpreter has imported torch
 and built one optimizer.
@@ -37,7 +38,7 @@ from harness import (
 SCRIPTS = Path(__file__).resolve().parent / "launch_scripts"
 REPETITIONS, QUICK_REPETITIONS = 7, 2
 TIMEOUT_SECONDS = 180.0
-#: How long ours may take to be wholly gone. Peers get longer: the next launcher must have the machine alone.
+#: Seconds for Powertrain's processes to exit. Peers get longer: the next launcher needs the machine to itself.
 OUR_GRACE_SECONDS, PEER_GRACE_SECONDS = 5.0, 20.0
 
 BARE = "one bare process"
@@ -45,7 +46,7 @@ TORCHRUN_2, TORCHRUN_8 = "torchrun, 2 workers", "torchrun, 8 workers"
 RAY_2 = "Ray Train, 2 workers"
 OURS_2, OURS_8 = "Powertrain, 2 workers", "Powertrain, 8 workers"
 
-#: The claims as the issue gives them: ours takes at most this share of whose time.
+#: The claims of the issue: Powertrain takes at most this share of the named peer's time.
 BOUNDS = (
     (OURS_2, 1.20, BARE),
     (OURS_2, 0.75, TORCHRUN_2),
@@ -56,7 +57,7 @@ BOUNDS = (
 
 @dataclass(frozen=True)
 class Launcher:
-    """A way to start the training function; the output directory goes between command and arguments."""
+    """A launcher of the training function; the output directory goes between command and arguments."""
 
     name: str
     workers: int
@@ -67,19 +68,19 @@ class Launcher:
 
 
 def torchrun(name: str, workers: int) -> Launcher:
-    """torchrun as its documentation starts one node; ``-m torch.distributed.run`` is the same program."""
+    """Return torchrun's command for one node; ``-m torch.distributed.run`` is the same program."""
     options = ("--standalone", f"--nproc-per-node={workers}")
     command = (sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPTS / "with_torchrun.py"))
     return Launcher(name, workers, ("torch",), command)
 
 
 def powertrain(name: str, workers: int) -> Launcher:
-    """Ours: a plain Python script."""
+    """Return Powertrain's launcher: a plain Python script."""
     command = (sys.executable, str(SCRIPTS / "with_powertrain.py"))
     return Launcher(name, workers, ("torch", "powertrain"), command, (str(workers),), ours=True)
 
 
-#: In an order in which those that are compared are neighbours.
+#: Ordered so that compared launchers are neighbours.
 LAUNCHERS = (
     Launcher(RAY_2, 2, ("torch", "ray"), (sys.executable, str(SCRIPTS / "with_ray_train.py")), ("2",)),
     Launcher(BARE, 1, ("torch",), (sys.executable, str(SCRIPTS / "bare_process.py"))),
@@ -92,19 +93,19 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: when each rank had done its first step, and what outlived the program."""
+    """One launch: the time of each rank's first step, and leftovers of the program."""
 
     seconds_of_rank: tuple[float, ...]
     left_behind: tuple[str, ...]
 
     @property
     def seconds(self) -> float:
-        """Until the slowest rank's first step."""
+        """Seconds until the slowest rank's first step."""
         return max(self.seconds_of_rank)
 
 
 def launch_once(launcher: Launcher) -> Launch:
-    """Launches once, waits until all of it is gone, reads the ranks' files."""
+    """Launch once, wait for all processes to exit, and read the ranks' files."""
     with tempfile.TemporaryDirectory(prefix="ptb-") as directory:
         workspace = Path(directory)
         steps = workspace / "steps"
@@ -120,12 +121,12 @@ def launch_once(launcher: Launcher) -> Launch:
         raise MeasurementFailed(
             f"{len(seconds)} of {launcher.workers} ranks wrote the time of their first step."
         )
-    # A peer's files (Ray keeps its session's logs on purpose) are no fault; a process that stays always is.
+    # A peer's files (Ray keeps its session's logs) are not an error; a remaining process always is.
     return Launch(seconds, ended.left_behind if launcher.ours else ended.left_processes)
 
 
 def rows_of(rounds: Rounds[Launch]) -> list[Row]:
-    """One line a launcher, with ours of the same number of workers over it."""
+    """Return one row per launcher, with Powertrain's ratio at the same number of workers."""
     bare = median(rounds.numbers(BARE, lambda launch: launch.seconds))
     limit = "" if bare is None else f"bare process {bare:.2f} s"
     rows = []
@@ -138,7 +139,7 @@ def rows_of(rounds: Rounds[Launch]) -> list[Row]:
 
 
 def bounds_of(rounds: Rounds[Launch]) -> list[Bound]:
-    """The issue's bounds, and that ours leaves nothing behind."""
+    """Return the issue's bounds, and the bound that Powertrain leaves nothing behind."""
     seconds = {one.name: rounds.numbers(one.name, lambda launch: launch.seconds) for one in LAUNCHERS}
     bounds = [
         Bound(f"{ours} / {theirs}", median_ratio(seconds[ours], seconds[theirs]), at_most=share)
@@ -150,13 +151,13 @@ def bounds_of(rounds: Rounds[Launch]) -> list[Bound]:
 
 
 def compile_ours() -> None:
-    """Byte-compile our package, as installing a wheel does; the peers were installed that way."""
+    """Byte-compile the package, as installing a wheel does; the peers were installed that way."""
     for folder in find_spec("powertrain").submodule_search_locations:
         compile_dir(folder, quiet=2)
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("Time from the start of the script to the first optimizer step.")
     repetitions = QUICK_REPETITIONS if options.quick else REPETITIONS
     compile_ours()

@@ -1,8 +1,8 @@
-"""What wrapping costs with one worker: a prepared model beside the bare model and torch's DistributedDataParallel.
+"""Cost of wrapping with one worker: a prepared model beside the bare model and torch's DistributedDataParallel.
 
-All live in one process with a gloo group of one rank. Each round trains each of them for a block of steps with the same
-batch, and the median of the block is its figure. The small model shows the cost per call and per parameter, the large
-one that of copying gradients. The limit is the bare model.
+All models are in one process with a gloo group of one rank. Each round trains each of them for a block of steps with
+the same batch, and the median of the block is its figure. The small model shows the cost per call and per parameter,
+the large one that of copying gradients. The limit is the bare model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS, QUICK_STEPS = 40, 15
 PLAIN, OURS, DDP = "bare model", "prepare_model", "DistributedDataParallel"
 #: By name: the width and number of layers of a multilayer perceptron.
 MODELS = {"small model (16 layers of 64)": (64, 16), "large model (3 layers of 768)": (768, 3)}
-#: How much longer a step may take than that of the bare model.
+#: Maximum slowdown of a step relative to the bare model.
 AT_MOST = 1.03
 
 
@@ -65,7 +65,7 @@ def median_step(step: Callable[[], None], steps: int) -> float:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     import torch
     import torch.distributed as dist
 

@@ -1,8 +1,8 @@
-"""10 million points written and read back: how fast, how large, how soon a data frame and a picture are there.
+"""Writing and reading 10 million points: speed, size, and the time to a data frame and to a plot.
 
-A point is one report of one rank: its row, its time and three metrics, so 10 million points are 30 million values.
-They come as the controller gets them, 64 of a rank at a time, and count as written when all of them are durable.
-Making the points is part of the time of all contenders alike.
+A point is one report of one rank: its row, its time and three metrics, so 10 million points are 30 million values. They
+arrive as in the controller, 64 of a rank at a time, and count as written when all of them are durable. Generating the
+points is part of the time of all contenders alike.
 
 - "1,000 pixels": the smallest and the largest loss of rank 0 in each of 1,000 stretches of its rows, from storage; the
   first and all later looks count. It is taken of 8 ranks' points (rank 0 has an eighth) and of one rank's (it has all).
@@ -48,7 +48,7 @@ REPETITIONS, QUICK_REPETITIONS = 3, 1
 #: The large ones take a minute each.
 LARGE_REPETITIONS = 2
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 POINTS, QUICK_POINTS = 10_000_000, 400_000
 VIEW_AT_MOST_MILLISECONDS = 200.0
 WRONG_AT_MOST = 0
@@ -57,7 +57,7 @@ WRONG_AT_MOST = 0
 PEAK_GROWTH_AT_MOST_MB = 20.0
 #: By so many points the writer has made its largest merge; runs of fewer (``--quick``) say nothing of its peak.
 SETTLED_POINTS = 600_000
-#: What peers are given.
+#: Number of points for peers.
 COMPARED, QUICK_COMPARED = 40_000, 8_000
 
 OURS, TENSORBOARD = "Powertrain", "TensorBoard (tensorboardX)"
@@ -67,7 +67,7 @@ SMALL, LARGE, ONE_RANK = "a tenth of the points", "8 ranks", "one rank"
 
 @dataclass(frozen=True)
 class Kept:
-    """What one script measured."""
+    """The measurements of one script."""
 
     points: int
     write_seconds: float
@@ -75,14 +75,14 @@ class Kept:
     frame_seconds: float
     view_seconds: tuple[float, ...]
     peak_mb: float
-    #: Points missing, twice or changed, and pixels that differ from the points.
+    #: Points missing, duplicated or changed, and pixels that differ from the points.
     wrong: int
     raw_megabytes_a_second: float = 0.0
     left_behind: tuple[str, ...] = ()
 
 
 def measure(script: str, points: int, ranks: int = RANKS, **more: Any) -> Kept:
-    """Runs one of ``metrics_store_scripts/`` in a process and a directory of its own."""
+    """Run one of ``metrics_store_scripts/`` in a separate process and directory."""
     with tempfile.TemporaryDirectory(prefix="ptb-", dir=_disk()) as directory:
         workspace = Path(directory)
         settings = json.dumps({"points": points, "ranks": ranks, **more})
@@ -112,36 +112,36 @@ def _disk() -> str | None:
     return str(Path.home()) if tempfile.gettempdir() in in_memory else None
 
 
-# --------------------------------------------------------------------------- what is said of it
+# --------------------------------------------------------------------------- figures
 
 
 def points_a_second(one: Kept) -> float:
-    """Points written a second."""
+    """Return the points written per second."""
     return one.points / one.write_seconds
 
 
 def bytes_a_point(one: Kept) -> float:
-    """On disk, once all is written."""
+    """Return the bytes per point on disk, once all is written."""
     return one.bytes_a_point
 
 
 def seconds_to_frame(one: Kept) -> float:
-    """From storage to a data frame of all points."""
+    """Return the seconds from storage to a data frame of all points."""
     return one.frame_seconds
 
 
 def view_milliseconds(one: Kept) -> float:
-    """The usual look."""
+    """Return the milliseconds of the typical view."""
     return statistics.median(one.view_seconds) * 1000
 
 
 def slowest_view_milliseconds(one: Kept) -> float:
-    """The slowest look, the first included."""
+    """Return the milliseconds of the slowest view, including the first."""
     return max(one.view_seconds) * 1000
 
 
 def peak_mb(one: Kept) -> float:
-    """The most that the writing process held, libraries included."""
+    """Return the peak memory of the writing process, including libraries."""
     return one.peak_mb
 
 
@@ -155,7 +155,7 @@ FIGURES = (
 
 
 def rows_beside_peers(rounds: Rounds[Kept], count: int) -> list[Row]:
-    """Every figure of every contender at the same number of points."""
+    """Return every figure of every contender at the same number of points."""
     rows = []
     for what, unit, take in FIGURES:
         numbers = {name: rounds.numbers(name, take) for name in rounds.measured}
@@ -166,7 +166,7 @@ def rows_beside_peers(rounds: Rounds[Kept], count: int) -> list[Row]:
 
 
 def _limit(rounds: Rounds[Kept], what: str) -> str:
-    """What the disk alone would allow for the bytes of the table in memory."""
+    """Return the limit of the disk alone for the bytes of the table in memory."""
     disk = median(rounds.numbers(LIMIT, lambda one: one.raw_megabytes_a_second))
     small = median(rounds.numbers(LIMIT, bytes_a_point))
     if what != "points written" or disk is None or not small:
@@ -175,7 +175,7 @@ def _limit(rounds: Rounds[Kept], what: str) -> str:
 
 
 def rows_of_large(rounds: Rounds[Kept], count: int) -> list[Row]:
-    """Ours alone, at the size of the claim."""
+    """Return Powertrain's figures at the size of the claim."""
     figures = (*FIGURES, ("slowest look at 1,000 pixels", "ms", slowest_view_milliseconds))
     rows = [
         Row(f"{what}, {count:,}", f"{OURS}, {name}", unit, rounds.numbers(name, take), limit=limit)
@@ -188,7 +188,7 @@ def rows_of_large(rounds: Rounds[Kept], count: int) -> list[Row]:
 
 
 def bounds_of(beside: Rounds[Kept], large: Rounds[Kept], count: int) -> list[Bound]:
-    """The issue's bounds, by the worst repetition, and what else must hold."""
+    """Return the issue's bounds, by the worst repetition, and further conditions."""
     slowest = [worst(large.numbers(name, slowest_view_milliseconds)) for name in (LARGE, ONE_RANK)]
     wrong = [worst(large.numbers(name, lambda one: one.wrong)) for name in large.measured]
     wrong.append(worst(beside.numbers(OURS, lambda one: one.wrong)))
@@ -218,7 +218,7 @@ def bounds_of(beside: Rounds[Kept], large: Rounds[Kept], count: int) -> list[Bou
 
 
 def contenders_of(count: int) -> list[Contender[Kept]]:
-    """Ours and the peers, with the same points."""
+    """Return Powertrain and the peers, with the same points."""
     return [
         Contender(TENSORBOARD, ("tensorboardX",), partial(measure, "with_tensorboard.py", count)),
         Contender(OURS, ("powertrain",), partial(measure, "with_powertrain.py", count)),
@@ -229,7 +229,7 @@ def contenders_of(count: int) -> list[Contender[Kept]]:
 
 
 def large_of(count: int) -> list[Contender[Kept]]:
-    """Ours at the size of the claim."""
+    """Return Powertrain at the size of the claim."""
     ours = "with_powertrain.py"
     return [
         Contender(SMALL, ("powertrain",), partial(measure, ours, count // 10)),
@@ -239,7 +239,7 @@ def large_of(count: int) -> list[Contender[Kept]]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options(
         "Points written and read back: rate, size, time to a data frame and to a picture."
     )

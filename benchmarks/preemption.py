@@ -1,12 +1,12 @@
 """A SIGTERM at any moment, to any rank, costs no step: the run saves at its next boundary and ends.
 
-Runs of two or three workers train in short steps with a real all-reduce, their state registered or their loop asking
-``should_checkpoint()`` or ``get_preemption_info()`` by turns. At a random moment after the first boundary a random rank
-gets SIGTERM. Counted are the runs that ended as preempted, with a committed checkpoint, and how many steps any rank
-had made beyond it: those would be redone. Others are asked before the first boundary, in the set-up or the first step,
-and must end cleanly, and soon. A run that does not end within its grace has deadlocked.
+Runs of two or three workers train in short steps with a real all-reduce, alternating between registered state,
+``should_checkpoint()`` and ``get_preemption_info()``. At a random time after the first boundary a random rank gets
+SIGTERM. The runs that ended as preempted with a committed checkpoint are counted, and the steps of any rank beyond it,
+which would be repeated. Other runs get the signal before the first boundary, in the setup or the first step, and must
+end cleanly and soon. A run that does not end within its grace period has deadlocked.
 
-The limit beside each figure is all of them: there is nothing random about it.
+The limit of each figure is all runs: the outcome does not depend on chance.
 
     python benchmarks/preemption.py [--quick] [--json FILE] [--check]
 """
@@ -38,10 +38,10 @@ from powertrain.run.record import journal
 from powertrain.storage import open_storage
 from powertrain.torch import TorchTrainer
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 MOMENTS, QUICK_MOMENTS = 100, 10
 REDONE_AT_MOST = 1
-#: Moments before the first boundary.
+#: Times before the first boundary.
 EARLY, QUICK_EARLY = 30, 4
 #: A run that has not ended by then has deadlocked: the grace is 30 s.
 DEADLOCKED_AFTER = 60.0
@@ -51,7 +51,7 @@ STEP_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class Ended:
-    """How one run ended."""
+    """The end of one run."""
 
     idiom: str
     workers: int
@@ -70,7 +70,7 @@ class Ended:
 
 
 def loop(config: dict[str, Any]) -> None:
-    """One worker: steps until it is told to leave."""
+    """Training function: step until a stop request."""
     import torch
     import torch.distributed as dist
 
@@ -103,7 +103,7 @@ def loop(config: dict[str, Any]) -> None:
 
 
 def measure(number: int, chance: random.Random, workspace: Path, *, early: bool) -> Ended:
-    """One run, asked to leave at one moment."""
+    """Make one run with a stop request at one time."""
     idiom, workers = IDIOMS[number % len(IDIOMS)], chance.choice((2, 3))
     rank, moment = chance.randrange(workers), chance.uniform(0.0, 0.15 if early else 0.4)
     name = f"{'early' if early else 'run'}-{number}"
@@ -142,7 +142,7 @@ def measure(number: int, chance: random.Random, workspace: Path, *, early: bool)
 
 
 def _ask(board: Path, workers: int, rank: int, moment: float, early: bool, asked: list[float]) -> None:
-    """Send the signal at its moment: after every process is up, or after the first boundary of the slowest rank."""
+    """Send the signal at its time: after every process has started, or after the slowest rank's first boundary."""
     deadline = time.monotonic() + DEADLOCKED_AFTER
     while time.monotonic() < deadline:
         up = all((board / f"pid-{each}").exists() for each in range(workers))

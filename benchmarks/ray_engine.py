@@ -1,7 +1,7 @@
 """Powertrain's Ray engine beside Ray Train, on the same Ray: a launch, a restart after SIGKILL, and a report.
 
-One Ray is started for the whole benchmark, in processes of its own. Both sides run the very scripts of the benchmarks
-for one machine, with 2 workers, as drivers that are connected to it (``ray_engine_scripts/connected.py``).
+One Ray is started for the whole benchmark, in separate processes. Both sides run the same scripts as the benchmarks for
+one machine, with 2 workers, as drivers that are connected to it (``ray_engine_scripts/connected.py``).
 
 - Launch: from the construction of the trainer, all imports of the script done, to the slowest rank's first optimizer
   step. The limit is one bare process: an interpreter that imports torch and builds one optimizer.
@@ -51,7 +51,7 @@ CONNECTED, HEAD = SCRIPTS / "connected.py", SCRIPTS / "head.py"
 REPETITIONS, QUICK_REPETITIONS = 3, 1
 CPUS = 4
 
-#: The claims as the issue gives them: ours takes at most this share of Ray Train's time.
+#: The claims of the issue: Powertrain takes at most this share of Ray Train's time.
 LAUNCH_AT_MOST, RESTART_AT_MOST, REPORT_AT_MOST = 0.6, 0.1, 0.001
 
 #: Late enough for a checkpoint: Ray Train's controller may hear of that of step 20 only with the report of step 40.
@@ -63,7 +63,7 @@ REPORTS, GAP_SECONDS = 2_000, 0.001
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two: which script it runs, and what the script imports."""
+    """One of the two sides: its script, and the script's imports."""
 
     name: str
     requires: tuple[str, ...]
@@ -72,7 +72,7 @@ class Side:
     is_ours: bool = False
 
     def through(self, address: str) -> tuple[str, ...]:
-        """The program, with its arguments, that runs the script on the Ray at ``address``."""
+        """Return the command that runs the script on the Ray at ``address``."""
         return (str(CONNECTED), address, self.modules)
 
 
@@ -84,9 +84,10 @@ RAY = Side("Ray Train", ("torch", "ray"), "with_ray_train.py", "torch,ray.train.
 
 @dataclass(frozen=True)
 class Comparison:
-    """One thing that both do: its contenders are Ray Train, ours and the limit.
+    """One comparison: its contenders are Ray Train, Powertrain and the limit.
 
-    ``take`` makes a number of a measurement."""
+    ``take`` extracts the number of a measurement.
+    """
 
     what: str
     unit: str
@@ -97,13 +98,13 @@ class Comparison:
 
     @property
     def limit(self) -> str:
-        """Whose time nobody can beat."""
+        """The name of the limit."""
         return self.contenders[-1].name
 
 
 @contextmanager
 def ray_cluster() -> Iterator[str]:
-    """A Ray with all its defaults, in a process group of its own. Yields its address."""
+    """Start a Ray with its defaults, in a separate process group. Yields its address."""
     from tests.ray_nodes import processes_of_ray
 
     adopt_orphans()
@@ -114,7 +115,7 @@ def ray_cluster() -> Iterator[str]:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            # Its files, and its workers', go with it; and it shall not ask whether it may send statistics.
+            # Its files, and its workers', are deleted with it; usage statistics are disabled.
             env={**os.environ, "TMPDIR": directory, "RAY_USAGE_STATS_ENABLED": "0"},
         )
         with head, outlasting_programs(lambda: {head.pid} | processes_of_ray(os.getpid())):
@@ -122,7 +123,7 @@ def ray_cluster() -> Iterator[str]:
 
 
 def _address(head: subprocess.Popen[str]) -> str:
-    """What the head prints once it is there."""
+    """Return the address that the head prints once it has started."""
     assert head.stdout is not None
     for line in head.stdout:
         word, _, address = line.strip().partition(" ")
@@ -132,7 +133,7 @@ def _address(head: subprocess.Popen[str]) -> str:
 
 
 def compare_launch(address: str) -> Comparison:
-    """The warm-up uses up the idle workers that a new Ray has: whoever came first would be faster for them."""
+    """Compare launches. The warm-up consumes the idle workers of a new Ray, which would favour the first contender."""
 
     def launches(side: Side) -> Contender[launch.Launch]:
         command = (sys.executable, *side.through(address), str(launch.SCRIPTS / side.script))
@@ -152,7 +153,7 @@ def compare_launch(address: str) -> Comparison:
 
 
 def compare_restart(address: str) -> Comparison:
-    """As ``recovery.py``: steps of 20 ms, a checkpoint every 20."""
+    """Compare restarts as in ``recovery.py``: steps of 20 ms, a checkpoint every 20."""
 
     def restarts(side: Side) -> Contender[recovery.Recovery]:
         command = (sys.executable, *side.through(address), str(conducted.SCRIPTS / side.script))
@@ -173,7 +174,7 @@ def compare_restart(address: str) -> Comparison:
 
 
 def compare_report(address: str) -> Comparison:
-    """As ``report.py``, at a pace that asks nothing of the machine."""
+    """Compare reports as in ``report.py``, at a low rate."""
 
     def reports(side: Side, count: int, gap: float) -> Contender[report.Reporting]:
         through = side.through(address)
@@ -194,7 +195,7 @@ def compare_report(address: str) -> Comparison:
 
 
 def rows_of(comparison: Comparison, rounds: Rounds[Any]) -> list[Row]:
-    """Ours, Ray Train's and the limit."""
+    """Return rows for Powertrain, Ray Train and the limit."""
     numbers = {
         name: rounds.numbers(name, comparison.take) for name in (OURS.name, RAY.name, comparison.limit)
     }
@@ -214,7 +215,7 @@ def rows_of(comparison: Comparison, rounds: Rounds[Any]) -> list[Row]:
 
 
 def bound_of(comparison: Comparison, rounds: Rounds[Any]) -> Bound:
-    """The issue's bound."""
+    """Return the issue's bound."""
     ours, theirs = (rounds.numbers(name, comparison.take) for name in (OURS.name, RAY.name))
     return Bound(
         f"{comparison.what}: {OURS.name} / {RAY.name}", median_ratio(ours, theirs), at_most=comparison.at_most
@@ -222,14 +223,14 @@ def bound_of(comparison: Comparison, rounds: Rounds[Any]) -> Bound:
 
 
 def nothing_left(all_rounds: list[Rounds[Any]]) -> Bound:
-    """That ours leaves nothing behind, in all of its runs."""
+    """Return the bound that Powertrain leaves nothing behind, in all of its runs."""
     measured = [one for rounds in all_rounds for one in rounds.measured[OURS.name] if one is not None]
     left = sum(len(one.left_behind) for one in measured) if measured else None
     return Bound(f"{OURS.name}: processes, files, actors, placement groups left behind", left, at_most=0)
 
 
 def outcome_of(comparisons: list[Comparison], all_rounds: list[Rounds[Any]], repetitions: int) -> Outcome:
-    """All comparisons as one table."""
+    """Return all comparisons as one table."""
     pairs = list(zip(comparisons, all_rounds, strict=True))
     return Outcome(
         title=f"Powertrain and Ray Train on one Ray, 2 workers, {repetitions} x interleaved",
@@ -252,14 +253,14 @@ def outcome_of(comparisons: list[Comparison], all_rounds: list[Rounds[Any]], rep
 
 
 def measure(address: str, repetitions: int) -> Outcome:
-    """Each comparison in turn, its contenders interleaved, on the Ray at ``address``."""
+    """Measure each comparison in turn, its contenders interleaved, on the Ray at ``address``."""
     comparisons = [compare_launch(address), compare_restart(address), compare_report(address)]
     all_rounds = [interleave(one.contenders, repetitions, one.warm_up) for one in comparisons]
     return outcome_of(comparisons, all_rounds, repetitions)
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("A launch, a restart and a report on Ray, beside Ray Train.")
     repetitions = QUICK_REPETITIONS if options.quick else REPETITIONS
     launch.compile_ours()

@@ -1,12 +1,12 @@
-"""Death of a rank to the first new step, beside torchrun and Ray Train.
+"""Time from the death of a rank to the first new step, compared with torchrun and Ray Train.
 
 Two ranks train a small model with steps of about 20 ms and a checkpoint every 20 steps (``recovery_scripts/``). After
 its 30th step rank 1 is killed with SIGKILL, from outside; the clock stops when the slowest rank has made its first
-optimizer step in a new process. The set-up of the user's own is in it, and printed apart: from the entry of the
+optimizer step in a new process. The user's setup is included, and also printed separately: from the entry of the
 training function to that step (model, process group's first use, optimizer, checkpoint read, one step of 20 ms).
 
 The limit is two bare forks: a process that has torch loaded forks two ranks, they form a process group and train.
-Nobody has to notice a death there, and no checkpoint is read.
+No death has to be detected there, and no checkpoint is read.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ REPETITIONS, QUICK_REPETITIONS = 7, 2
 TIMEOUT_SECONDS = 180.0
 VICTIM, KILLED_AFTER_STEP = 1, 30
 
-#: The claims as the issue gives them: ours takes at most this share of whose time, and at most so many seconds more
-#: than the user's own set-up.
+#: The claims of the issue: Powertrain takes at most this share of the named peer's time, and at most this many seconds
+#: more than the user's own setup.
 BOUNDS = ((1 / 10, TORCHRUN), (1 / 30, RAY))
 AT_MOST_BEYOND_SET_UP = 0.5
-#: In an order in which those that are compared are neighbours.
+#: Ordered so that compared launchers are neighbours.
 LAUNCHERS = (RAY, POWERTRAIN, TORCHRUN, BARE_FORKS)
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """One recovery, in seconds: kill to the slowest rank's first new step, and that rank's set-up within it."""
+    """One recovery, in seconds: kill to the slowest rank's first new step, and that rank's setup within it."""
 
     seconds: float
     set_up: float
@@ -68,7 +68,7 @@ class Recovery:
 
 
 def recover_once(launcher: Launcher, killed_after: int = KILLED_AFTER_STEP) -> Recovery:
-    """Start, kill rank 1 after that step, wait for the first new step of both, end."""
+    """Start, kill rank 1 after its step, wait for the first new step of both, and end."""
     kill_and_wait = partial(_kill_and_wait, killed_after=killed_after)
     conducted = conduct(launcher, _begin_anew if launcher is BARE_FORKS else kill_and_wait, TIMEOUT_SECONDS)
     moment = conducted.found
@@ -85,7 +85,7 @@ def recover_once(launcher: Launcher, killed_after: int = KILLED_AFTER_STEP) -> R
 
 
 def _kill_and_wait(conductor: Conductor, killed_after: int) -> float:
-    """Kill the victim after its step; returns when. The run ends once both ranks train again."""
+    """Kill the victim after its step; return the time. The run ends once both ranks train again."""
 
     def has_come_far_enough() -> bool | None:
         return any(entry.step >= killed_after for entry in conductor.steps(VICTIM)) or None
@@ -102,7 +102,7 @@ def _kill_and_wait(conductor: Conductor, killed_after: int) -> float:
 
 
 def _begin_anew(conductor: Conductor) -> float:
-    """The same of bare forks: returns when the first of them was forked."""
+    """Do the same with bare forks: return the time of the first fork."""
     for rank in RANKS:
         conductor.await_(f"the first step of rank {rank}", lambda rank=rank: conductor.steps(rank) or None)
     conductor.end()
@@ -110,7 +110,7 @@ def _begin_anew(conductor: Conductor) -> float:
 
 
 def rows_of(rounds: Rounds[Recovery]) -> list[Row]:
-    """Two lines a launcher: all of it, and the user's own part."""
+    """Return two rows per launcher: the total, and the user's own setup."""
     ours = rounds.numbers(POWERTRAIN.name, lambda one: one.seconds)
     least = median(rounds.numbers(BARE_FORKS.name, lambda one: one.seconds))
     limit = "" if least is None else f"two bare forks {least:.2f} s"
@@ -127,7 +127,7 @@ def rows_of(rounds: Rounds[Recovery]) -> list[Row]:
 
 
 def bounds_of(rounds: Rounds[Recovery]) -> list[Bound]:
-    """The issue's bounds, and that ours leaves nothing behind."""
+    """Return the issue's bounds, and the bound that Powertrain leaves nothing behind."""
     seconds = {one.name: rounds.numbers(one.name, lambda one: one.seconds) for one in LAUNCHERS}
     ours = seconds[POWERTRAIN.name]
     bounds = [
@@ -144,7 +144,7 @@ def bounds_of(rounds: Rounds[Recovery]) -> list[Bound]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("Time from the death of a rank to the first new optimizer step.")
     repetitions = QUICK_REPETITIONS if options.quick else REPETITIONS
     compile_ours()

@@ -1,9 +1,9 @@
-"""What one report() costs the training thread, from 2 ranks at 10,000 reports a second, beside Ray Train's.
+"""Cost of one report() on the training thread, from 2 ranks at 10,000 reports a second, compared with Ray Train's.
 
-Each rank of ours reports at a steady pace (a late call is followed by the next at once), and each call is
-timed on the training thread. The program's processes are watched from outside: how much memory they hold
-while it reports. Afterwards the points in ``result.dataframe(ranks="all")`` are counted. Ray Train makes only a
-handful of reports, as fast as it can: each waits for its controller's next poll.
+Each Powertrain rank reports at a steady pace (a late call is followed by the next immediately), and each call is timed
+on the training thread. The memory of the program's processes is sampled from outside. Afterwards the points in
+``result.dataframe(ranks="all")`` are counted. Ray Train makes only a handful of reports, as fast as it can: each waits
+for its controller's next poll.
 
 The limit is a queue append: copying the dict and appending it to a deque, at the same pace.
 """
@@ -45,7 +45,7 @@ REPETITIONS, QUICK_REPETITIONS = 3, 1
 TIMEOUT_SECONDS = 180.0
 RANKS = 2
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 MEDIAN_AT_MOST_MICROSECONDS = 20.0
 P99_AT_MOST_MICROSECONDS = 1000.0
 REPORTS_A_SECOND_AT_LEAST = 10_000.0
@@ -67,7 +67,7 @@ OURS, RAY, LIMIT = "Powertrain", "Ray Train", "a queue append"
 
 @dataclass(frozen=True)
 class Reporting:
-    """One program's reports: what each call cost on each rank, and what its driver and processes showed."""
+    """One program's reports: the cost of each call on each rank, and the measurements of its driver and processes."""
 
     nanoseconds: tuple[tuple[int, ...], ...]
     #: On time.monotonic()'s clock: the first rank's begin and the last rank's end.
@@ -82,22 +82,22 @@ class Reporting:
 
     @property
     def a_second(self) -> float:
-        """Reports a second of all ranks together."""
+        """Reports per second of all ranks together."""
         return sum(len(rank) for rank in self.nanoseconds) / (self.ended - self.began)
 
     @property
     def worst_growth_mb(self) -> float:
-        """Of the process that grew most."""
+        """Memory growth of the process that grew most."""
         return max(grown for _, grown in self.growth_mb)
 
 
 def cost_of_call(reporting: Reporting, share: float) -> float:
-    """The microseconds that ``share`` of all calls of all ranks did not exceed."""
+    """Return the microseconds that ``share`` of all calls of all ranks did not exceed."""
     return percentile([cost for rank in reporting.nanoseconds for cost in rank], share) / 1000
 
 
 def growth_of_process(reporting: Reporting, name: str) -> float:
-    """MB that the process called ``name`` grew once settled."""
+    """Return the MB that the process ``name`` grew once settled."""
     return dict(reporting.growth_mb)[name]
 
 
@@ -109,7 +109,7 @@ class MemoryWatch:
         self.samples: dict[int, list[tuple[float, int]]] = {}
 
     def sample(self, pid: int) -> None:
-        """Takes one sample of every process of the program started as ``pid``."""
+        """Take one sample of every process of the program started as ``pid``."""
         self.driver = pid
         with suppress(psutil.Error):
             program = psutil.Process(pid)
@@ -119,7 +119,7 @@ class MemoryWatch:
                     self.samples.setdefault(process.pid, []).append((time.monotonic(), held))
 
     def growth_mb(self, pid: int, began: float, settled: float, ended: float) -> float:
-        """How far its peak after ``settled`` is above that before: buffers may fill and empty, not grow."""
+        """Return the difference of its peaks after and before ``settled``: buffers may fill and empty, not grow."""
         samples = self.samples.get(pid, [])
         before = [memory for moment, memory in samples if began <= moment < settled]
         after = [memory for moment, memory in samples if settled <= moment <= ended]
@@ -163,12 +163,12 @@ def run_script(
 
 
 def settling(seconds: float) -> float:
-    """Seconds after which memory is judged, of a measurement that takes ``seconds``."""
+    """Return the seconds after which memory is judged, of a measurement that takes ``seconds``."""
     return SETTLING_SECONDS if seconds > SETTLING_SECONDS else QUICK_SETTLING_SECONDS
 
 
 def measure_ours(seconds: float) -> Reporting:
-    """Ours at the claimed pace for ``seconds``, with lost points and memory."""
+    """Measure Powertrain at the claimed rate for ``seconds``, with lost points and memory."""
     pace = REPORTS_A_SECOND_AT_LEAST * PACE_ABOVE_CLAIM / RANKS
     count = round(pace * seconds)
     watch = MemoryWatch()
@@ -193,18 +193,18 @@ def measure_ours(seconds: float) -> Reporting:
 
 
 def measure_ray() -> Reporting:
-    """Ray Train's report(), a handful, as fast as it returns."""
+    """Measure Ray Train's report(), a handful, as fast as it returns."""
     return run_script(RAY_SCRIPT, RAY_REPORTS, 0.0)[0]
 
 
 def measure_limit(seconds: float) -> Reporting:
-    """A queue append at the pace of one of our ranks."""
+    """Measure a queue append at the rate of one Powertrain rank."""
     pace = REPORTS_A_SECOND_AT_LEAST * PACE_ABOVE_CLAIM / RANKS
     return run_script("queue_append.py", round(pace * seconds), 1 / pace)[0]
 
 
 def rows_of(rounds: Rounds[Reporting]) -> list[Row]:
-    """Cost and rate beside Ray Train's and the limit; then what only ours is asked for."""
+    """Return rows of cost and rate with Ray Train's and the limit; then Powertrain's further claims."""
     rows = []
     for what, share in (("one report(), median", 0.5), ("one report(), p99", 0.99)):
         cost = {name: rounds.numbers(name, partial(cost_of_call, share=share)) for name in rounds.measured}
@@ -229,7 +229,7 @@ def rows_of(rounds: Rounds[Reporting]) -> list[Row]:
 
 
 def bounds_of(rounds: Rounds[Reporting], seconds: float) -> list[Bound]:
-    """The issue's bounds. Cost is the median of the repetitions, everything else the worst of them."""
+    """Return the issue's bounds. Cost is the median of the repetitions, everything else the worst of them."""
     middle = median(rounds.numbers(OURS, partial(cost_of_call, share=0.5)))
     tail = median(rounds.numbers(OURS, partial(cost_of_call, share=0.99)))
     rate = worst(rounds.numbers(OURS, lambda one: one.a_second), min)
@@ -248,7 +248,7 @@ def bounds_of(rounds: Rounds[Reporting], seconds: float) -> list[Bound]:
 
 
 def notes_of(rounds: Rounds[Reporting]) -> list[str]:
-    """What was left behind, by name."""
+    """Return notes on leftovers, by name."""
     return sorted(
         {
             f"{name} left behind: {thing}"
@@ -261,7 +261,7 @@ def notes_of(rounds: Rounds[Reporting]) -> list[str]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("What one report() costs the training thread, and whether any is lost.")
     repetitions = QUICK_REPETITIONS if options.quick else REPETITIONS
     seconds = QUICK_SUSTAINED_SECONDS if options.quick else SUSTAINED_SECONDS

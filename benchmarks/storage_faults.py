@@ -1,7 +1,7 @@
-"""Storage in trouble does not slow training down, and no checkpoint is lost in silence.
+"""Storage faults do not slow training down, and no checkpoint is lost silently.
 
-One real run per kind of trouble, with one worker: steps of fixed work, a checkpoint of a few MB every so many steps.
-While it trains its storage is made to fail and mended again, in blocks of equal time:
+One real run per kind of fault, with one worker: steps of fixed work, and a checkpoint of a few MB at a fixed interval.
+While it trains, its storage fails and is repaired again, in blocks of equal time:
 
 - the disk is full from byte k on, with the staging area on it and elsewhere (a small tmpfs, several k);
 - an S3 server (moto's, behind a proxy) refuses connections, is throttled, hangs.
@@ -59,7 +59,7 @@ from powertrain.storage import Storage, open_storage
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 RATIO_AT_LEAST = 0.95
 SILENTLY_MISSING_AT_MOST = 0
 #: "Storage refusing for a minute" is a minute, once.
@@ -81,7 +81,7 @@ _RESAMPLES = 10_000
 
 
 class Amount(NamedTuple):
-    """How much is measured of each kind."""
+    """The amount of measurements of each kind."""
 
     pairs: int
     seconds: float
@@ -98,7 +98,7 @@ QUICK = Amount(pairs=3, seconds=2.5, long_seconds=0.0, steps_between_saves=100)
 
 
 class Board:
-    """A few numbers in a file that both processes have mapped: which block it is, checkpoints reported, the end."""
+    """Numbers in a file mapped by both processes: the current block, reported checkpoints, the end."""
 
     def __init__(self, path: str) -> None:
         if not os.path.exists(path):
@@ -118,7 +118,9 @@ class Board:
 
 
 def train_until_over(config: dict[str, Any]) -> dict[int, tuple[int, float]]:
-    """Steps of fixed work, a checkpoint every so many; returns (steps, seconds) of each block. Block 0 is a gap."""
+    """Train with steps of fixed work and regular checkpoints; return (steps, seconds) of each block. Block 0 is a
+    gap.
+    """
     board = Board(config["board"])
     work = _fixed_work(config["step_milliseconds"])
     contents = {name: os.urandom(size) for name, size in FILES.items()}
@@ -135,13 +137,13 @@ def train_until_over(config: dict[str, Any]) -> dict[int, tuple[int, float]]:
         if total % config["steps_between_saves"] == 0:
             _save(contents)
             board.reported += 1
-    if block:  # the end came right after the last block
+    if block:  # the end follows directly after the last block
         blocks[block] = (steps, time.monotonic() - began)
     return blocks
 
 
 def _fixed_work(milliseconds: float) -> Callable[[], None]:
-    """A step of always the same work, which alone on this machine takes about so long."""
+    """Return a step of constant work, which takes about this long on an idle machine."""
     import torch
 
     torch.set_num_threads(1)
@@ -172,7 +174,9 @@ def _save(contents: dict[str, bytes]) -> None:
 
 @dataclass(frozen=True)
 class Trouble:
-    """One kind: where the run is stored, how trouble begins (given the number of the pair) and how it ends."""
+    """One kind of fault: the run's storage, and functions that begin (given the number of the pair) and end the
+    fault.
+    """
 
     name: str
     storage_path: str
@@ -186,7 +190,7 @@ class Trouble:
 
 @contextlib.contextmanager
 def small_disk(directory: Path) -> Iterator[Path]:
-    """A file system of :data:`DISK_BYTES`."""
+    """Mount a file system of :data:`DISK_BYTES`."""
     directory.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(directory)]
     mounted = subprocess.run(command, capture_output=True, text=True)
@@ -201,7 +205,7 @@ def small_disk(directory: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, free: int) -> None:
-    """Leave ``free`` bytes on the disk, as well as somebody can while others write."""
+    """Leave ``free`` bytes on the disk, approximately, while other processes write."""
     descriptor = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         while (left := _free(disk) - free) > 0:
@@ -220,7 +224,7 @@ def _free(disk: Path) -> int:
 
 @contextlib.contextmanager
 def full_disk(workspace: Path, staging: Path | None) -> Iterator[Trouble]:
-    """The disk that the run is stored on is full; ``staging`` is elsewhere, or on it too (None)."""
+    """Return a fault that fills the run's disk; ``staging`` is elsewhere, or on it too (None)."""
     where = "staging on it" if staging is None else "staging elsewhere"
     with small_disk(workspace / f"disk-{where.replace(' ', '-')}") as disk:
         yield Trouble(
@@ -235,7 +239,7 @@ def full_disk(workspace: Path, staging: Path | None) -> Iterator[Trouble]:
 
 @contextlib.contextmanager
 def bad_server(name: str) -> Iterator[Trouble]:
-    """An S3 server whose connections go through a proxy that can be told to misbehave."""
+    """Start an S3 server behind a proxy with injectable faults."""
     from tests.s3_server import served_with_proxy
 
     with served_with_proxy() as (_, proxy):
@@ -259,7 +263,7 @@ def bad_server(name: str) -> Iterator[Trouble]:
 
 @dataclass
 class Measured:
-    """What one run brought: steps a second of each pair, and the fate of its checkpoints."""
+    """The result of one run: steps per second of each pair, and the outcome of its checkpoints."""
 
     name: str
     #: (without trouble, in trouble), the long pair last.
@@ -268,7 +272,7 @@ class Measured:
     reported: int
     committed: int
     failed: int
-    #: One sentence for each checkpoint that is silently missing, told twice or not whole.
+    #: One sentence for each checkpoint that is silently missing, reported twice or incomplete.
     wrong: list[str]
     drained_seconds: list[float]
 
@@ -278,12 +282,12 @@ class Measured:
 
     @property
     def noise(self) -> list[float]:
-        """The same ratio among neighbouring blocks without trouble."""
+        """Return the same ratio among neighbouring blocks without a fault."""
         return [later[0] / earlier[0] for earlier, later in pairwise(self.pairs)]
 
 
 class Listener(UserCallback):
-    """Counts the checkpoints whose fate has been told."""
+    """Callback that counts checkpoints with a reported outcome."""
 
     def __init__(self) -> None:
         self.settled = 0
@@ -293,7 +297,7 @@ class Listener(UserCallback):
 
 
 class Conductor:
-    """Lets a run train on a thread, and calls the blocks."""
+    """Runs the training on a thread, and switches the blocks."""
 
     def __init__(self, trouble: Trouble, amount: Amount, workspace: Path) -> None:
         self._trouble, self._amount = trouble, amount
@@ -321,7 +325,7 @@ class Conductor:
         self._blocks = 0
 
     def measure(self) -> Measured:
-        """All pairs, then the end of the run."""
+        """Measure all pairs, then end the run."""
         thread = threading.Thread(target=self._fit, daemon=True)
         thread.start()
         try:
@@ -357,7 +361,7 @@ class Conductor:
             number = self._block(seconds)
         finally:
             self._trouble.mend()
-        began, reported = time.monotonic(), self._board.reported  # more will be, and be on their way
+        began, reported = time.monotonic(), self._board.reported  # more will follow
         self._await(lambda: self._listener.settled >= reported, "storage to take what piled up", thread)
         self._drained.append(time.monotonic() - began)
         time.sleep(_MOMENT)
@@ -399,7 +403,7 @@ class Conductor:
 
 
 class Fates:
-    """What the journal of a run tells about its checkpoints, held against what is in storage."""
+    """The outcomes of checkpoints in a run's journal, compared with the storage."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -411,7 +415,7 @@ class Fates:
         )
 
     def wrong(self, reported: int, nothing_may_fail: bool) -> list[str]:
-        """One sentence for each checkpoint whose fate is not as promised. Every report had one."""
+        """Return one sentence for each checkpoint with a wrong outcome. Every report had one."""
         rows = range(1, reported + 1)
         wrong = [f"the checkpoint of row {row} is silently missing" for row in rows if row not in self._told]
         wrong += [
@@ -437,7 +441,7 @@ class Fates:
 
 
 def lower_bound(ratios: Sequence[float]) -> float | None:
-    """The lower end of the bootstrapped 95 % interval of the mean."""
+    """Return the lower end of the bootstrapped 95 % interval of the mean."""
     if len(ratios) < 2:
         return None
     chance = random.Random(0)
@@ -486,7 +490,7 @@ def measure_all(options: Options) -> Outcome:
     outcome = Outcome("Training while its storage is in trouble", amount.pairs, [], [], samples={})
     failures, samples = [], {}
     with tempfile.TemporaryDirectory(prefix="ptb-") as directory:
-        # Before the first trainer: the process that workers are forked from takes its places from here.
+        # Before the first trainer: the warm server reads its directories from here.
         os.environ["TMPDIR"] = tempfile.tempdir = directory
         for name, kind in KINDS.items():
             one = None
@@ -509,7 +513,7 @@ def measure_all(options: Options) -> Outcome:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options("Steps a second while storage is full, refuses, is throttled or hangs.")
     return conclude(measure_all(options), options)
 

@@ -1,4 +1,4 @@
-"""What tracing adds to a step of 1 ms, and whether it loses steps at 2,000 a second; TraceML beside it.
+"""Overhead of tracing on a step of 1 ms, and lost steps at 2,000 a second; compared with TraceML.
 
 A usual loop (loader, copy, forward, loss, backward, optimizer) runs in blocks of 200 steps, traced and not by turns in
 one process, so that whatever else the machine does meets both. What is added is the median over pairs of neighbouring
@@ -52,13 +52,13 @@ STEPS_OF_BLOCK = 200
 #: As in trace_scripts/training.py, which this file does not load: it loads torch.
 SETTLING_STEPS = 5
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 STEP_SECONDS, STEPS = 0.001, 5000
 ADDED_AT_MOST_MILLISECONDS = 0.03
 P999_ADDED_AT_MOST_MILLISECONDS = 1.0
 PACE, PACE_SECONDS, QUICK_PACE_SECONDS = 2000.0, 20.0, 4.0
 LOST_AT_MOST = 0
-#: Of the pace that was asked for: a step that is late is followed by the next at once.
+#: Share of the requested rate: a late step is followed by the next immediately.
 PACE_KEPT_AT_LEAST = 0.99
 GPU_STEP_SECONDS = 0.005
 ADDED_ON_GPU_AT_MOST = 0.01
@@ -78,7 +78,7 @@ class Traced:
     left_behind: tuple[str, ...] = ()
 
     def added(self) -> list[float]:
-        """Milliseconds a step, for each pair of blocks."""
+        """Return the added milliseconds per step, for each pair of blocks."""
         return [(statistics.median(on) - statistics.median(off)) / 1e6 for off, on in self.pairs]
 
     @property
@@ -138,7 +138,7 @@ def settings_of(is_quick: bool, device: str = "cpu") -> dict[str, Any]:
 
 
 def measure_ours(settings: dict[str, Any]) -> Traced:
-    """Our own, in a process of its own."""
+    """Measure Powertrain's tracing, in a separate process."""
     with tempfile.TemporaryDirectory(prefix="ptb-") as directory:
         workspace = Path(directory)
         command = (sys.executable, str(SCRIPTS / "with_powertrain.py"), str(workspace), json.dumps(settings))
@@ -153,7 +153,7 @@ def measure_ours(settings: dict[str, Any]) -> Traced:
 
 
 def measure_traceml(settings: dict[str, Any]) -> Traced:
-    """TraceML's, started by its own launcher with its summary mode."""
+    """Measure TraceML's tracing, started by its own launcher with its summary mode."""
     with tempfile.TemporaryDirectory(prefix="ptb-") as directory:
         workspace = Path(directory)
         os.environ["TRACED_DIRECTORY"] = str(workspace)
@@ -173,7 +173,7 @@ def _told(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _steps_of_traceml(logs: Path) -> int:
-    """How many steps lie in the data base of its session."""
+    """Return the number of steps in its session's database."""
     (found,) = logs.glob("*/aggregator/telemetry")
     connection = sqlite3.connect(found)
     try:
@@ -183,7 +183,7 @@ def _steps_of_traceml(logs: Path) -> int:
 
 
 def measure_limit() -> Traced:
-    """Reading the clock twice for each phase, in blocks as the others have them."""
+    """Measure two clock readings for each phase, in blocks like the others."""
 
     def block(readings: int) -> tuple[int, ...]:
         taken = []

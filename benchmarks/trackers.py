@@ -1,4 +1,4 @@
-"""What a tracker costs the training: steps without one, with MLflow, and with MLflow down for half of the steps.
+"""Cost of a tracker: steps without one, with MLflow, and with MLflow down for half of the steps.
 
 One rank makes 10,000 steps of about a millisecond, and each is timed on the training thread with its report. The MLflow
 server is a real one, on this machine, at the lowest priority: it stands for one that is elsewhere. For the run in which
@@ -55,7 +55,7 @@ MEDIAN_AT_MOST, P99_AT_MOST, TOTAL_AT_MOST = 1.05, 1.25, 1.05
 
 @dataclass(frozen=True)
 class Tracked:
-    """The steps of one run, and what MLflow has of it afterwards."""
+    """The steps of one run, and MLflow's points of it afterwards."""
 
     nanoseconds: tuple[int, ...]
     missing: int = 0
@@ -64,7 +64,7 @@ class Tracked:
     left_behind: tuple[str, ...] = ()
 
     def step_ms(self, share: float) -> float:
-        """Milliseconds that a share of the steps did not exceed."""
+        """Return the milliseconds that a share of the steps did not exceed."""
         return percentile(self.nanoseconds, share) / 1e6
 
     @property
@@ -117,13 +117,13 @@ class Server:
         raise MeasurementFailed("The MLflow server did not start.")
 
     def open(self) -> None:
-        """Take connections."""
+        """Accept connections."""
         if self._listener is None:
             self._listener = socket.create_server(("127.0.0.1", self._front))
             threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def shut(self) -> None:
-        """Refuse connections, and cut those that there are."""
+        """Refuse connections, and close existing ones."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.shutdown(socket.SHUT_RDWR)
@@ -187,7 +187,7 @@ def going_down(server: Server, workspace: Path) -> Iterator[None]:
 
 
 def measure(server: Server, kind: str, steps: int) -> Tracked:
-    """One run of a kind, and a look into MLflow's store."""
+    """Make one run of a kind, and read MLflow's store."""
     experiment = f"{kind} {time.time_ns()}"
     with tempfile.TemporaryDirectory(prefix="ptb-") as directory:
         workspace = Path(directory)
@@ -208,7 +208,7 @@ def measure(server: Server, kind: str, steps: int) -> Tracked:
 
 
 def read_back(store: str, experiment: str, steps: int) -> tuple[int, int, int]:
-    """Points that MLflow lacks, points it has more than once, and the number of its runs."""
+    """Return the points missing in MLflow, the duplicated points, and the number of its runs."""
     code = (
         "import json, sys; from mlflow import MlflowClient; client = MlflowClient(sys.argv[1]); "
         "runs = client.search_runs([client.get_experiment_by_name(sys.argv[2]).experiment_id]); "
@@ -229,7 +229,7 @@ def read_back(store: str, experiment: str, steps: int) -> tuple[int, int, int]:
 
 
 def rows_of(rounds: Rounds[Tracked]) -> list[Row]:
-    """The table."""
+    """Return the table."""
     rows = []
     for what, unit, take in (
         ("median step", "ms", lambda one: one.step_ms(0.5)),
@@ -248,7 +248,7 @@ def rows_of(rounds: Rounds[Tracked]) -> list[Row]:
 
 
 def bounds_of(rounds: Rounds[Tracked]) -> list[Bound]:
-    """The claims: no step slower, no point lost or doubled, one run."""
+    """Return the claims: no step slower, no point lost or duplicated, one run."""
     bounds = []
     for who in (UP, DOWN):
         for what, take, limit in (

@@ -1,8 +1,8 @@
-"""This checkout beside another one of Powertrain: whether a change has made anything slower.
+"""Comparison of this checkout with another one of Powertrain, to find performance regressions.
 
-Measures what ``launch.py``, ``report.py``, ``recovery.py`` and ``metrics_store.py`` measure of Powertrain itself,
-without their peers, with the two checkouts interleaved. Give the other one by its directory, such as a worktree of an
-earlier commit: ``python benchmarks/trees.py --base ../before``. The limit of every figure is the other checkout's.
+Takes Powertrain's own measurements of ``launch.py``, ``report.py``, ``recovery.py`` and ``metrics_store.py``, without
+their peers, with the two checkouts interleaved. Give the other one by its directory, such as a worktree of an earlier
+commit: ``python benchmarks/trees.py --base ../before``. The limit of every figure is the other checkout's.
 
 The environment must let ``PYTHONPATH`` choose the package, as an editable install does.
 """
@@ -73,7 +73,7 @@ def milliseconds_to_view(points: int) -> float:
 
 
 def figures(quick: bool, repetitions: int) -> list[Figure]:
-    """All that is compared."""
+    """Return all figures to compare."""
     points, often = (QUICK_POINTS, 2) if quick else (POINTS, repetitions)
     return [
         Figure("launch to first step, 2 workers", "s", partial(launch_seconds, 2), often),
@@ -86,7 +86,7 @@ def figures(quick: bool, repetitions: int) -> list[Figure]:
 
 @contextmanager
 def package_of(checkout: Path) -> Iterator[None]:
-    """Let processes that are started inside the block import the package of ``checkout``."""
+    """Make processes started inside the block import the package of ``checkout``."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(checkout / "src")
     try:
@@ -104,7 +104,7 @@ def measure_in(checkout: Path, figure: Figure) -> float:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--base", type=Path, help="the directory of the other checkout")
     parser.add_argument("--repetitions", type=int, default=15, help="rounds of each figure")

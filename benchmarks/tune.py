@@ -1,8 +1,8 @@
-"""What a trial of a sweep costs: 64 trivial ones of 5 reports each, 2 at a time, beside Ray Tune and Optuna.
+"""Cost of a trial of a sweep: 64 trivial ones of 5 reports each, 2 at a time, compared with Ray Tune and Optuna.
 
-Each contender runs in a process of its own; a trial of ours and of Ray Tune's is a process, one of Optuna's a call in a
-thread. The limit is a bare fork of a process that has torch loaded. Then 2,000 trials of ours in one sweep: what the
-driver's memory grows by after the first 200, and whether a late trial takes longer than an early one.
+Each contender runs in its own process; a trial of Powertrain and of Ray Tune is a process, one of Optuna's a call in a
+thread. The limit is a bare fork of a process that has torch loaded. Then Powertrain runs 2,000 trials in one sweep, to
+measure the growth of the driver's memory after the first 200, and whether late trials take longer than early ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TRIALS, QUICK_TRIALS = 64, 16
 LONG_TRIALS, QUICK_LONG_TRIALS = 2000, 400
 SETTLED = 200
 TIMEOUT_SECONDS = 1500.0
-#: The claims as the issue gives them.
+#: The claims of the issue.
 RATIO_AT_MOST = 0.05
 GROWTH_AT_MOST_MB = 20.0
 SHOW_AT_MOST_SECONDS = 1.0
@@ -72,7 +72,9 @@ def seconds_per_trial(script: str, trials: int) -> float:
 
 
 def measure_long_sweep(trials: int) -> dict[str, float]:
-    """Run one long sweep of ours; return memory growth, early and late seconds per trial, and those of ``show``."""
+    """Run one long sweep of Powertrain; return memory growth, early and late seconds per trial, and those of
+    ``show``.
+    """
     with tempfile.TemporaryDirectory() as directory:
         found = run_script("with_powertrain.py", directory, trials)
         began = time.monotonic()
@@ -92,7 +94,7 @@ def measure_long_sweep(trials: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options(__doc__.splitlines()[0])
     repetitions, trials, long = (
         (QUICK_REPETITIONS, QUICK_TRIALS, QUICK_LONG_TRIALS)

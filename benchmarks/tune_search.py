@@ -1,9 +1,9 @@
-"""Whether a good search pays: how much training TPE with ASHA needs to reach what random search reaches.
+"""Training needed by TPE with ASHA to reach the result of random search.
 
-The trials are made up: learning curves of a small network's shape (fast, then slow, with noise, an optimum in learning
-rate that moves with the width, and configurations that diverge), so that thousands of epochs take a second. Searcher,
-scheduler and the order of decisions are those of real sweeps; two trials run at a time, and an epoch of either takes
-as long. The budget is epochs trained; what is reached is counted without the noise that the search sees.
+The trials are simulated: learning curves of a small network's shape (fast, then slow, with noise, an optimum in
+learning rate that moves with the width, and configurations that diverge), so that thousands of epochs take a second.
+Searcher, scheduler and the order of decisions are those of real sweeps; two trials run at a time, and an epoch of
+either takes as long. The budget is epochs trained; what is reached is counted without the noise that the search sees.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from powertrain.tune.sweep.judge import Judge
 
 SEEDS, QUICK_SEEDS = 10, 3
 RANDOM_TRIALS, EPOCHS = 64, 27
-#: The claim as the issue gives it.
+#: The claim of the issue.
 BUDGET_AT_MOST = 0.5
 SPACE = {
     "lr": space.loguniform(1e-5, 1.0),
@@ -83,7 +83,7 @@ def play(judge: Judge, seed: int, at_a_time: int = 2) -> Iterator[tuple[int, int
 
 
 def main() -> int:
-    """Measures, prints, returns the exit code."""
+    """Measure, print, and return the exit code."""
     options = parse_options(__doc__.splitlines()[0])
     shares, random_bests, clever_epochs = [], [], []
     for seed in range(QUICK_SEEDS if options.quick else SEEDS):

@@ -1,16 +1,16 @@
-"""Faults put into real runs of 2 and 3 ranks, and what the diagnosis says of them; TraceML beside it.
+"""Faults injected into real runs of 2 and 3 ranks, and their diagnosis; compared with TraceML.
 
 Every scenario (``verdict_scripts/scenarios.py``) is a training function with one thing wrong, or nothing. It is run by
-a TorchTrainer on this machine with tracing as it is by default (only that the machine is looked at ten times a second,
-since runs take some seconds), and judged by the finding that leads its ``final_summary.json``: kind, ranks and phase
-must be those of the fault, and the numbers of the evidence must lie where they were put. A run with nothing wrong is
-then repeated, and must be called healthy each time.
+a TorchTrainer on this machine with default tracing (except that the machine is sampled ten times a second, since runs
+take some seconds), and judged by the first finding of its ``final_summary.json``: kind, ranks and phase must be those
+of the fault, and the numbers of the evidence must be in the injected range. A run without a fault is then repeated, and
+must be diagnosed as healthy each time.
 
-TraceML traces the same loop, started by its own launcher in its summary mode. It is right where any section of its
-summary has a finding that means the fault, first or not, and names the rank where it is one rank's. For some it has
+TraceML traces the same loop, started by its own launcher in its summary mode. It is right if any section of its summary
+has a finding that means the fault, first or not, and names the rank if the fault is one rank's. For some faults it has
 no name.
 
-Those that need a GPU run where there is one and are named as skipped elsewhere.
+Scenarios that need a GPU run if there is one and are listed as skipped elsewhere.
 
     python benchmarks/verdicts.py [--only NAME]... [--ranks 2]... [--no-peers] [--peers-on-all] [--healthy-repeats N]
         [--cuda] [--quick] [--json FILE] [--check]
@@ -40,7 +40,7 @@ from scenarios import BY_NAME, SCENARIOS, Scenario
 
 SCRIPTS = Path(__file__).resolve().parent / "verdict_scripts"
 
-#: The claims as the issue gives them.
+#: The claims of the issue.
 SCENARIOS_AT_LEAST, WRONG_AT_MOST = 22, 0
 HEALTHY_REPEATS, UNHEALTHY_AT_MOST = 50, 0
 WORLD_SIZES = (2, 3)
@@ -59,13 +59,15 @@ OURS, TRACEML = "Powertrain", "TraceML"
 NO_SECOND_HOST = "no second host can be made here"
 #: Sections of TraceML's summary.
 _SECTIONS = ("step_time", "step_memory", "process", "system")
-#: What its other sections say of a machine that does well.
+#: Healthy verdicts of its other sections.
 _CALM = {"NORMAL", "NO_GPU", "NO_DATA", "BALANCED", "HIGH_CPU", "HIGH_PROCESS_CPU"}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one tool said of one run. ``wrong`` is empty where it was right; ``skipped`` says why nothing was said."""
+    """The verdict of one tool on one run. ``wrong`` is empty if it was right; ``skipped`` is the reason for no
+    verdict.
+    """
 
     scenario: str
     ranks: int
@@ -83,7 +85,7 @@ class Verdict:
 
 
 def ours(scenario: Scenario, ranks: int, storage: str, loader_workers: int = 0) -> tuple[Verdict, Any]:
-    """Run it and judge what was said; the latter beside it."""
+    """Run a scenario and judge its diagnosis; return both."""
     if reason := cannot_run(scenario, ranks):
         return Verdict(scenario.name, ranks, OURS, skipped=reason), None
     try:
@@ -95,7 +97,7 @@ def ours(scenario: Scenario, ranks: int, storage: str, loader_workers: int = 0) 
             told = with_powertrain.Said(**answer["said"])
         else:
             told = undisturbed(scenario, ranks, storage, loader_workers=loader_workers)
-    except Exception as error:  # a run that fails is no verdict, and the others are still to be judged
+    except Exception as error:  # a failed run is not a verdict, and the others are still judged
         failed = f"the run failed: {type(error).__name__}: {error}"
         return Verdict(scenario.name, ranks, OURS, said="", wrong=failed), None
     wrong = "; ".join(faults_of(scenario, ranks, told))
@@ -103,7 +105,7 @@ def ours(scenario: Scenario, ranks: int, storage: str, loader_workers: int = 0) 
 
 
 def cannot_run(scenario: Scenario, ranks: int) -> str:
-    """Why not here, "" where it can."""
+    """Return the reason why a scenario cannot run here, "" if it can."""
     if ranks not in scenario.world_sizes:
         return f"only for {' and '.join(map(str, scenario.world_sizes))} ranks"
     if scenario.device != "cpu" and not Path("/dev/nvidiactl").exists():
@@ -130,14 +132,14 @@ def on_two_hosts(scenario: Scenario, ranks: int) -> dict[str, Any]:
 
 
 def run_beside_ours(command: Sequence[str], workspace: Path) -> Ended:
-    """A program to its end. What this process has started for its own runs, the warm server, goes on."""
+    """Run a program to its end. This process's own warm server keeps running."""
     own = {process.pid for process in psutil.Process().children(recursive=True)}
     with outlasting_programs(lambda: own):
         return run_to_end(command, workspace=workspace, timeout=TIMEOUT_SECONDS, grace=20.0)
 
 
 def faults_of(scenario: Scenario, ranks: int, told: with_powertrain.Said) -> Iterator[str]:
-    """What is wrong with what was said. Pure."""
+    """Return the errors of a diagnosis. Pure."""
     expected = scenario.expected
     slow = tuple(rank for rank, host in enumerate(told.hosts) if host == told.slow_host)
     if told.kind != expected.kind:
@@ -169,7 +171,7 @@ def in_short(told: with_powertrain.Said) -> str:
 
 
 def traceml(scenario: Scenario, ranks: int, loader_workers: int = 0) -> Verdict:
-    """Run the same loop with it and judge what its summary says."""
+    """Run the same loop with TraceML and judge its summary."""
     skipped = cannot_run(scenario, ranks) or ("it was not run on two hosts" if scenario.slow_host else "")
     if skipped:
         return Verdict(scenario.name, ranks, TRACEML, skipped=skipped)
@@ -199,7 +201,7 @@ def summary_of_traceml(scenario: Scenario, ranks: int, loader_workers: int) -> d
 
 
 def judged(scenario: Scenario, ranks: int, summary: dict[str, Any]) -> tuple[str, bool]:
-    """What it said in short, and whether that is right: generously, in any section and at any place of it. Pure."""
+    """Return its findings in short, and whether they are right: in any section and at any position. Pure."""
     found = {name: issues_of(summary.get(name) or {}) for name in _SECTIONS}
     every = [issue for issues in found.values() for issue in issues]
     said = ", ".join(issue["kind"] for issue in every if issue["kind"] not in ("NORMAL", "NO_GPU"))
@@ -217,7 +219,7 @@ def judged(scenario: Scenario, ranks: int, summary: dict[str, Any]) -> tuple[str
 
 
 def issues_of(section: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a section of its summary names, the weightiest first."""
+    """Return the findings of a section of its summary, the most important first."""
     issues = section.get("issues") or [section.get("diagnosis") or {}]
     return [issue for issue in issues if issue.get("kind")]
 
@@ -274,8 +276,11 @@ def plan_of(arguments: Sequence[str] | None = None) -> Plan:
 
 
 def undisturbed(scenario: Scenario, ranks: int, storage: str, **options: Any) -> with_powertrain.Said:
-    """A run of ours that had the cores of this machine. Where that is a virtual machine, others may get them: then
-    something was wrong that nobody put there, whatever is said of it, and the run is made anew a few times."""
+    """Return a Powertrain run that had the cores of this machine.
+
+    On a virtual machine, others may get them: then the run has a fault that was not injected, and is repeated a few
+    times.
+    """
     for attempt in range(TRIES):
         before = psutil.cpu_times()
         name = options.get("name") or f"{scenario.name}-{ranks}"
@@ -289,14 +294,14 @@ def undisturbed(scenario: Scenario, ranks: int, storage: str, **options: Any) ->
 
 
 def stolen_share(before: Any, after: Any) -> float:
-    """Of the time of all cores between two readings, what others on the same hardware got."""
+    """Return the share of all cores' time between two readings that other virtual machines got."""
     return (getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)) / max(
         1e-9, sum(after) - sum(before)
     )
 
 
 def judge_all(plan: Plan, storage: str) -> list[Verdict]:
-    """Each scenario on each world size, TraceML right after ours."""
+    """Judge each scenario on each world size, TraceML right after Powertrain."""
     verdicts = []
     advised: dict[tuple[str, int], int] = {}
     has_traceml = is_installed("traceml_ai")
@@ -314,13 +319,13 @@ def judge_all(plan: Plan, storage: str) -> list[Verdict]:
 
 
 def advised_by(name: str, ranks: int, storage: str) -> int:
-    """The loader workers that the finding of another scenario names, which was not run before."""
+    """Return the loader workers that the finding of another scenario names, which was not run before."""
     told = undisturbed(BY_NAME[name], ranks, storage, name=f"{name}-{ranks}-for-its-advice")
     return int(told.evidence.get("workers", 0))
 
 
 def repeat_healthy(plan: Plan, storage: str) -> list[Verdict]:
-    """Short runs with nothing wrong, on each world size by turns."""
+    """Repeat short runs without faults, alternating the world sizes."""
     verdicts = []
     for number in range(plan.healthy_repeats):
         ranks = plan.world_sizes[number % len(plan.world_sizes)]
@@ -334,7 +339,7 @@ def repeat_healthy(plan: Plan, storage: str) -> list[Verdict]:
 
 
 def tell(verdict: Verdict, more: str = "") -> Verdict:
-    """A line while it runs."""
+    """Print a progress line."""
     said = verdict.skipped or verdict.said
     wrong = f" ({verdict.wrong})" if verdict.wrong and verdict.wrong != said else ""
     who = f"{verdict.scenario:<20} {verdict.ranks} ranks  {verdict.tool:<11}{verdict.cell:<6}"
@@ -346,7 +351,7 @@ def tell(verdict: Verdict, more: str = "") -> Verdict:
 
 
 def table(plan: Plan, verdicts: Sequence[Verdict]) -> str:
-    """Scenario by tool, for each world size."""
+    """Return the table of scenarios by tool, for each world size."""
     by_place = {(one.scenario, one.ranks, one.tool): one for one in verdicts}
     lines = [("scenario", "what is wrong", "ranks", OURS, "said", TRACEML, "said")]
     for scenario in plan.scenarios:
@@ -413,7 +418,7 @@ def notes_of_disturbed() -> list[str]:
 
 
 def failures_of(verdicts: Sequence[Verdict]) -> list[str]:
-    """What only this machine's settings keep from being judged: a claim without it is not the claim."""
+    """Return the scenarios that cannot be judged with this machine's settings: a claim without them is incomplete."""
     return [
         f"{one.scenario} on {one.ranks} ranks was not judged: {one.skipped}."
         for one in verdicts

@@ -1,7 +1,7 @@
 """Train a small ResNet on scikit-learn's handwritten digits with two workers.
 
-A run is known by its name. Interrupt this script and start it again, and it goes on from its newest
-checkpoint; another name is another run::
+A run is identified by its name. Interrupt this script and start it again, and it resumes from its newest checkpoint;
+another name starts another run::
 
     python examples/digits.py
     python examples/digits.py --epochs 16           # four more epochs of the same run
@@ -28,7 +28,7 @@ from powertrain.torch import TorchTrainer, prepare_data_loader, prepare_model
 
 
 class Block(nn.Module):
-    """Two convolutions around a shortcut; ``stride=2`` halves the picture."""
+    """Two convolutions with a shortcut; ``stride=2`` halves the image."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Sequential):
-    """Three blocks for pictures of 8 by 8 pixels."""
+    """Three blocks for images of 8 by 8 pixels."""
 
     def __init__(self, width: int = 16, classes: int = 10) -> None:
         super().__init__(
@@ -65,7 +65,7 @@ class ResNet(nn.Sequential):
 
 
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """1,437 pictures to learn from and 360 to be tested on, the same split every time."""
+    """Return 1,437 images for training and 360 for testing, the same split every time."""
     pictures, labels = load_digits(return_X_y=True)
     split = train_test_split(pictures, labels, test_size=0.2, random_state=0, stratify=labels)
     learn_x, test_x, learn_y, test_y = (torch.as_tensor(part) for part in split)
@@ -77,7 +77,7 @@ def _dataset(pictures: Tensor, labels: Tensor) -> TensorDataset:
 
 
 def shifted(pictures: Tensor) -> Tensor:
-    """Each picture moved by up to one pixel, so that the model learns shapes and not places."""
+    """Shift each image by up to one pixel, as data augmentation."""
     device = pictures.device
     down, right = torch.randint(0, 3, (2, len(pictures), 1, 1), device=device)
     rows = torch.arange(8, device=device).reshape(1, 8, 1) + down
@@ -89,7 +89,7 @@ def shifted(pictures: Tensor) -> Tensor:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: TensorDataset) -> float:
-    """The share of ``data`` that the model names rightly."""
+    """Return the accuracy of the model on ``data``."""
     model.eval()
     pictures, labels = data.tensors
     device = next(model.parameters()).device
@@ -97,7 +97,7 @@ def accuracy(model: nn.Module, data: TensorDataset) -> float:
 
 
 def rate(steps: int, step: int) -> float:
-    """The share of the full learning rate at ``step`` of ``steps``: up for a fifth, then down to nothing."""
+    """Return the learning rate factor at ``step`` of ``steps``: up for a fifth, then down to zero."""
     done = min(step / steps, 1.0)
     return done / 0.2 if done < 0.2 else 0.5 * (1 + math.cos(math.pi * (done - 0.2) / 0.8))
 
@@ -108,7 +108,7 @@ def train_epoch(
     optimizer: torch.optim.Optimizer,
     schedule: torch.optim.lr_scheduler.LRScheduler,
 ) -> float:
-    """One pass over this worker's share; returns the mean loss."""
+    """Train for one pass over this worker's share; return the mean loss."""
     model.train()
     losses = []
     for pictures, labels in batches:
@@ -122,7 +122,7 @@ def train_epoch(
 
 
 def train_digits(config: dict[str, float]) -> float:
-    """What every worker runs; returns the accuracy on the test pictures."""
+    """Training function of every worker; returns the accuracy on the test images."""
     torch.manual_seed(0)
     learn, test = digits()
     workers = train.get_context().get_world_size()

@@ -1,8 +1,8 @@
-"""Train on machines that may be taken away: with as many workers as there are, and the same result at any number.
+"""Train on preemptible machines: with as many workers as available, and the same result at any number.
 
-A worker that is about to be taken away gets SIGTERM, as from a cloud's spot notice. The run saves at its next report
-and goes on with the workers that are left; when there is room again, it grows. ``batch_plan`` keeps the 64 samples of
-each optimizer step the same all the while. With ``--notice-at`` rank 1 sends itself the signal at that step::
+A worker about to be preempted gets SIGTERM, as from a cloud's spot notice. The run saves at its next report and
+continues with the remaining workers; when there is room again, it grows. ``batch_plan`` keeps the 64 samples of each
+optimizer step the same throughout. With ``--notice-at`` rank 1 sends itself the signal at that step::
 
     python examples/elastic_spot.py --max-workers 4 --notice-at 100
     powertrain resize elastic-spot 2                  # meanwhile, in another terminal
@@ -25,19 +25,19 @@ import powertrain as train
 from powertrain import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from powertrain.torch import TorchTrainer, prepare_model
 
-#: Samples of each optimizer step, whatever the number of workers.
+#: Samples of each optimizer step, at any number of workers.
 GLOBAL_BATCH = 64
 
 
 def samples(step: int, start: int, size: int) -> tuple[Tensor, Tensor]:
-    """Samples ``start`` to ``start + size`` of a step: points, and on which side of a curve they are."""
+    """Return samples ``start`` to ``start + size`` of a step: points, and their side of a curve."""
     points = torch.rand(GLOBAL_BATCH, 2, generator=torch.Generator().manual_seed(step)) * 4 - 2
     labels = (points[:, 1] > torch.sin(2 * points[:, 0])).long()
     return points[start : start + size], labels[start : start + size]
 
 
 def train_curve(config: dict[str, Any]) -> None:
-    """What every worker runs."""
+    """Training function of every worker."""
     torch.manual_seed(0)
     context = train.get_context()
     model: Any = prepare_model(nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 2)))
@@ -45,7 +45,7 @@ def train_curve(config: dict[str, Any]) -> None:
     progress = {"step": 0}
     train.register_state(
         model=model, optimizer=optimizer, progress=progress
-    )  # the run saves by itself when it must
+    )  # the run saves by itself when necessary
     saved = train.load_state()
     if saved:
         progress.update(saved["progress"])

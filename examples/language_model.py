@@ -1,10 +1,10 @@
-"""Fine-tune a small transformer with FSDP2, streaming data, checkpoints, and a rank that dies on the way.
+"""Fine-tune a small transformer with FSDP2, streaming data, checkpoints, and the recovery of a killed rank.
 
-The model is built from its configuration and the texts come from Python's standard library, so nothing is downloaded.
-A first run pre-trains on code; a second run loads the weights of its checkpoint and fine-tunes them on prose (the
-docstrings). Both texts are written once as Parquet files, and each rank reads its rows from them while it trains.
-With ``--kill-at`` the last rank is killed at that step of the fine-tuning: the run goes on from its newest checkpoint,
-and each row of an epoch is still seen once::
+The model is built from its configuration and the texts come from Python's standard library, so nothing is downloaded. A
+first run pre-trains on code; a second run loads the weights of its checkpoint and fine-tunes them on prose (the
+docstrings). Both texts are written once as Parquet files, and each rank reads its rows from them while it trains. With
+``--kill-at`` the last rank is killed at that step of the fine-tuning: the run resumes from its newest checkpoint, and
+each row of an epoch is still seen once::
 
     python examples/language_model.py
     python examples/language_model.py --workers 4 --kill-at 60
@@ -98,7 +98,7 @@ def read_standard_library(size: int) -> tuple[bytes, bytes]:
 
 
 def write_texts(directory: Path, length: int, rows: int, held_out: int) -> None:
-    """Write rows of ``length + 1`` bytes as Parquet files, unless they are there: code, prose, and held-out prose."""
+    """Write rows of ``length + 1`` bytes as Parquet files, unless they exist: code, prose, and held-out prose."""
     if directory.exists():
         return
     texts = read_standard_library((rows + held_out) * (length + 1))
@@ -125,11 +125,11 @@ def train_model(config: dict[str, Any]) -> None:
     saved = train.load_state(model=model, optimizer=optimizer)
     step = saved["step"] if saved else 0
     if not saved:
-        if config["pretrained"]:  # only the weights: the optimizer begins anew
+        if config["pretrained"]:  # only the weights: the optimizer starts fresh
             train.load_state(config["pretrained"], model=model)
         train.report({"step": 0, "held_out_loss": evaluate(model, config["batch_size"])})
     shard = train.get_dataset_shard("text")
-    for epoch in shard.epochs(config["epochs"]):  # after a restart: from the very row of the checkpoint
+    for epoch in shard.epochs(config["epochs"]):  # after a restart: from the exact row of the checkpoint
         for batch in shard.iter_torch_batches(global_batch_size=config["batch_size"]):
             loss = model(batch["tokens"])
             optimizer.zero_grad()
@@ -146,7 +146,7 @@ def train_model(config: dict[str, Any]) -> None:
 
 
 def kill_last_rank() -> None:
-    """End this process as a machine that fails would, where it is the last rank."""
+    """Kill this process, as in a machine failure, if it is the last rank."""
     context = train.get_context()
     if context.get_world_rank() == context.get_world_size() - 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -220,7 +220,7 @@ def main() -> None:
         pretraining = fit(f"{options.name}-pretrained", "code", config, options)
     pretrained: Checkpoint | None = pretraining.checkpoint
     assert pretrained is not None, "the earlier run has saved no checkpoint"
-    config["lr"] /= 3  # the weights are good already
+    config["lr"] /= 3  # the weights are already trained
     result = fit(options.name, "prose", config, options, pretrained=pretrained, kill_at=options.kill_at)
     table = result.metrics_dataframe
     assert table is not None

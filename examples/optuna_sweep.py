@@ -1,6 +1,6 @@
-"""Search for a good classifier of handwritten digits: Optuna suggests, ASHA stops what will not be the best.
+"""Search for a good classifier of handwritten digits: Optuna suggests trials, ASHA stops the weak ones.
 
-Each trial is a run with two workers. Interrupt this script and start it again, and the sweep goes on::
+Each trial is a run with two workers. Interrupt this script and start it again, and the sweep resumes::
 
     python examples/optuna_sweep.py
     powertrain show digits-sweep
@@ -27,7 +27,7 @@ from powertrain.tune.search.optuna import OptunaSearch
 
 
 def train_digits(config: dict[str, Any]) -> None:
-    """One trial: what every worker of it runs."""
+    """Training function of every worker of a trial."""
     torch.manual_seed(0)
     pictures, labels = load_digits(return_X_y=True)
     parts = train_test_split(pictures / 16, labels, test_size=0.25, random_state=0, stratify=labels)

@@ -1,8 +1,8 @@
 """Train a text classifier with the Trainer of Hugging Face Transformers: is a line of Python a comment, or code?
 
 The lines are those of Python's standard library and the model is built from its configuration, so nothing is
-downloaded. Whatever the Trainer saves is a checkpoint of the run, and after a restart it goes on in mid-epoch. With
-``--kill-at`` the last rank is killed at that step::
+downloaded. Everything that the Trainer saves is a checkpoint of the run, and after a restart it resumes in mid-epoch.
+With ``--kill-at`` the last rank is killed at that step::
 
     python examples/transformers_trainer.py
     python examples/transformers_trainer.py --workers 4 --kill-at 100
@@ -31,13 +31,13 @@ from powertrain import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from powertrain.huggingface.transformers import ReportCallback, prepare_trainer
 from powertrain.torch import TorchTrainer
 
-#: Tokens are bytes, behind two that pad a line and begin it.
+#: Tokens are bytes, after two for padding and beginning a line.
 PADDING, BEGIN, VOCABULARY = 0, 1, 258
 LENGTH = 48
 
 
 def tokens(line: str) -> dict[str, list[int]]:
-    """Return what the model reads of a line."""
+    """Return the tokens of a line."""
     found = [BEGIN, *(byte + 2 for byte in line.encode()[: LENGTH - 1])]
     missing = LENGTH - len(found)
     return {
@@ -62,7 +62,7 @@ def lines_of_python(count: int) -> datasets.DatasetDict:
 
 
 def accuracy(predicted: Any) -> dict[str, float]:
-    """Return the share of lines that the model names rightly."""
+    """Return the accuracy of the model on the lines."""
     return {"accuracy": float((predicted.predictions.argmax(-1) == predicted.label_ids).mean())}
 
 
@@ -72,7 +72,7 @@ def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None
 
 
 class KillLastRank(transformers.TrainerCallback):
-    """Kills the last rank at a step of the first attempt, as a machine that fails would."""
+    """Kill the last rank at a step of the first attempt, as in a machine failure."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -85,7 +85,7 @@ class KillLastRank(transformers.TrainerCallback):
 
 
 def train_classifier(config: dict[str, Any]) -> None:
-    """What every worker runs."""
+    """Training function of every worker."""
     transformers.set_seed(0)
     model = transformers.BertForSequenceClassification(
         transformers.BertConfig(

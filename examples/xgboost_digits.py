@@ -1,7 +1,7 @@
 """Train boosted trees on scikit-learn's handwritten digits with two workers.
 
-Each worker holds its part of the rows; XGBoost makes one model of all of them. A run is known by its name: interrupt
-this script and start it again, and it goes on from its newest checkpoint::
+Each worker holds its part of the rows; XGBoost makes one model of all of them. A run is identified by its name:
+interrupt this script and start it again, and it resumes from its newest checkpoint::
 
     python examples/xgboost_digits.py
     python examples/xgboost_digits.py --rounds 60      # 20 more rounds of the same run
@@ -25,7 +25,7 @@ from powertrain.xgboost import ReportCallback, XGBoostTrainer
 
 
 def digits() -> dict[str, pd.DataFrame]:
-    """1,437 pictures to learn from and 360 to be tested on, the same split every time."""
+    """Return 1,437 images for training and 360 for testing, the same split every time."""
     pictures, labels = load_digits(return_X_y=True)
     frame = pd.DataFrame(pictures, columns=[f"pixel_{number:02}" for number in range(64)])
     frame["label"] = labels
@@ -34,13 +34,13 @@ def digits() -> dict[str, pd.DataFrame]:
 
 
 def matrix(name: str) -> xgboost.DMatrix:
-    """This worker's rows of a dataset."""
+    """Return this worker's rows of a dataset."""
     frame = powertrain.get_dataset_shard(name).materialize().to_pandas()
     return xgboost.DMatrix(frame.drop(columns="label"), label=frame["label"])
 
 
 def train(config: dict[str, Any]) -> None:
-    """What every worker runs: as many rounds as are left after the newest checkpoint."""
+    """Training function of every worker: the rounds left after the newest checkpoint."""
     checkpoint = powertrain.get_checkpoint()
     model = ReportCallback.get_model(checkpoint) if checkpoint else None
     left = config["rounds"] - (model.num_boosted_rounds() if model else 0)

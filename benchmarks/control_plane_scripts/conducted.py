@@ -2,9 +2,9 @@
 [singly]
 
 The controller has its real journal, metrics store, hub and watchdog, and an engine whose workers are links in other
-processes (``crowd.py``). They let reports gather as the run tells them, or, with ``singly``, send each by itself. The
-last rank has a process of its own. When every row is complete, one worker's link is closed while its process lives on,
-and the last rank's process is killed: the run ends by that failure, as it should.
+processes (``crowd.py``). They batch reports as the run requests, or, with ``singly``, send each separately. The last
+rank has its own process. When every row is complete, one worker's link is closed while its process stays alive, and the
+last rank's process is killed: the run ends by that failure, as expected.
 
 Lines on standard output are JSON objects: phases with their moments, on the clock that all processes share, and the CPU
 seconds of each thread until then; at last the findings.
@@ -48,7 +48,7 @@ class _Claim:
 
 
 class CrowdEngine:
-    """Slots whose processes are simulated workers, in ``crowds`` processes and one of the last rank's own."""
+    """Engine whose processes are simulated workers, in ``crowds`` processes and one for the last rank."""
 
     name, restarts, replaces = "crowd", True, False
     owns_processes, shares_driver_process, rank_in_driver, forks_driver = True, False, None, False
@@ -61,7 +61,7 @@ class CrowdEngine:
         self.processes: list[subprocess.Popen[str]] = []
         self._gone: set[str] = set()
         self._lock = threading.Lock()
-        #: When the first rank was ended because another had died.
+        #: Time at which the first rank was ended because another had died.
         self.acted_at = 0.0
         self.hub: Hub | None = None
 
@@ -117,7 +117,7 @@ class CrowdEngine:
         threading.Thread(target=self._await_last, args=(self._forked[-1][0],), daemon=True).start()
 
     def _await_last(self, slot: base.Slot) -> None:
-        """The last rank's process is watched as any engine watches one: its end is told when it has ended."""
+        """Watch the last rank's process and report its exit, as any engine does."""
         self._tell_gone(slot, self.processes[-1].wait())
 
     def _tell_gone(self, slot: base.Slot, code: int) -> None:
@@ -129,7 +129,7 @@ class CrowdEngine:
 
 
 class Watcher:
-    """Told what happens; says when training has begun and when the last row is complete."""
+    """Observer that reports the start of training and the last complete row."""
 
     def __init__(self, reports: int) -> None:
         self._reports = reports
@@ -156,7 +156,7 @@ class Watcher:
 
 
 def disturb(engine: CrowdEngine, watcher: Watcher, workers: int, reports: int) -> dict[str, float]:
-    """Close a link, then kill a process; returns how long each took to be noticed, in seconds."""
+    """Close a link, then kill a process; return the detection time of each, in seconds."""
     assert watcher.all_rows.wait(PATIENCE + reports)
     tell_phase("rows")
     assert engine.hub is not None
@@ -192,7 +192,7 @@ def spec_of(directory: Path, runtime: str, workers: int) -> RunSpec:
 
 
 def count(storage: Any, workers: int, reports: int) -> dict[str, int]:
-    """Points that are missing from the store, and those that are there more than once."""
+    """Return the points missing from the store, and those that are duplicated."""
     table = read_table(storage)
     found = list(zip(table["rank"].to_pylist(), table["row"].to_pylist(), strict=True))
     expected = {(rank, row) for rank in range(workers) for row in range(1, reports + 1)}

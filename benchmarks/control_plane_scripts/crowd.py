@@ -1,14 +1,12 @@
 """A process of many simulated workers: python crowd.py, with a :class:`Crowd` on standard input.
 
-Each worker is a real link with keys of its own. It says hello, waits for the order to train, then makes one report a
-second and sends what has gathered with its newest beat, at the pace that the order tells and by the rules that a
-worker's service has (``powertrain.worker.service.beats``). A crowd that does not gather sends one envelope a second
-instead, as small runs do: the report, and the beat that rides with it. After its last report a worker goes on to beat.
-Workers are spread evenly over the time between: many messages that come at the same moment are cheaper to deal with
-than the same number one by one.
+Each worker is a real link with its own keys. It makes the handshake, waits for the order to train, then makes one
+report a second and sends the batch with its newest heartbeat, at the interval of the order and by the rules of a
+worker's service (``powertrain.worker.service.beats``). Without batching it sends one envelope a second instead, as
+small runs do: the report with the heartbeat. After its last report a worker continues to send heartbeats.
 
-A line "close RANK" on standard input has it close that worker's link, and answer with the moment. It ends when standard
-input does.
+On a line "close RANK" on standard input it closes that worker's link, and replies with the time. It exits at the end of
+standard input.
 """
 
 from __future__ import annotations
@@ -32,15 +30,14 @@ from powertrain.wire.link import Link
 from powertrain.wire.values import Frame, Point, Where
 from powertrain.worker.service.beats import MOST_GATHERED, SharedTimes, can_gather
 
-#: Seconds between two looks of a worker that waits for its order.
+#: Polling interval of a worker that waits for its order, in seconds.
 _LOOK_EVERY = 0.2
 #: Descriptors of the process that each link takes: a pipe, a connection, and a socket's own.
 _FILES_EACH = 6
 
 
 class Crowd(msgspec.Struct, frozen=True):
-    """What a crowd is told: its workers' ranks and doors, how many reports each makes, and whether they gather as the
-    run tells them."""
+    """The input of a crowd: its workers' ranks and connections, the number of reports, and whether they are batched."""
 
     attempt: int
     world_size: int
@@ -50,7 +47,7 @@ class Crowd(msgspec.Struct, frozen=True):
 
 
 class SimulatedWorker:
-    """One rank. ``tick`` is called when it is due and says when it is due again."""
+    """One rank. ``tick`` is called when due and returns the next due time."""
 
     def __init__(self, crowd: Crowd, rank: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._link = Link(crowd.doors[rank], rank, crowd.attempt, context)
@@ -58,13 +55,13 @@ class SimulatedWorker:
         self._offset = rank / crowd.world_size
         self._row = self._steps = 0
         self._trains = False
-        #: What has been made and not been sent; and when that goes, unless it goes at once.
+        #: Unsent messages; and their send time, unless they are sent immediately.
         self._made: list[FromWorker] = []
         self._times: SharedTimes | None = None
         self._say([Hello(pid=os.getpid() * 100_000 + rank, host=f"node-{rank // 8:04d}")])
 
     def tick(self, now: float) -> float:
-        """Hear what has come, say what is due; returns when to be called again, inf for never."""
+        """Receive messages, send due ones; return the next due time, inf for never."""
         if self._link is None:
             return math.inf
         commands, _ = self._link.poll(0)
@@ -77,7 +74,7 @@ class SimulatedWorker:
         if self._row < self._reports:
             self._row += 1
             self._made.append(Point(row=self._row, at=time.time(), metrics=self._metrics()))
-        # Where the controller is behind, what is to be said waits, and nothing is left out.
+        # If the controller is behind, messages wait, and none is dropped.
         if self._link.room > 0 and self._is_due(now):
             self._say([self._beat(), *self._made])
             self._made = []
@@ -123,7 +120,7 @@ class SimulatedWorker:
 
 
 def listen(asked: list[int]) -> None:
-    """Take in which links are to be closed; ends the process when there is nobody left to ask."""
+    """Read the links to close; exit at the end of input."""
     for line in sys.stdin:
         asked.append(int(line.split()[1]))
     os._exit(0)

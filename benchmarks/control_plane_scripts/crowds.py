@@ -1,4 +1,4 @@
-"""Starting and ending crowds of simulated workers, and telling the benchmark how far its program has come."""
+"""Start and stop of simulated-worker processes, and progress messages to the benchmark."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from crowd import Crowd
 
 from powertrain.wire.keys import ConnectionInfo
 
-#: Seconds to wait for what must come.
+#: Timeout for expected messages, in seconds.
 PATIENCE = 120.0
 
 
 def start_crowds(
     doors: Mapping[int, ConnectionInfo], reports: int, crowds: int, gathers: bool
 ) -> list[subprocess.Popen[str]]:
-    """So many processes, with all ranks but the last in them, and one more for that alone."""
+    """Start processes for all ranks but the last, and one more for the last alone."""
     last = max(doors)
     shares = [[rank for rank in doors if rank != last][n::crowds] for n in range(crowds)]
     command = [sys.executable, str(Path(__file__).with_name("crowd.py"))]
@@ -53,7 +53,7 @@ def end_crowds(processes: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def tell(**facts: Any) -> None:
-    """One line for the benchmark."""
+    """Print one line for the benchmark."""
     print(json.dumps(facts), flush=True)
 
 
@@ -62,7 +62,7 @@ def tell_phase(name: str) -> None:
 
 
 def _thread_seconds() -> dict[str, float]:
-    """CPU seconds of each thread of this process so far; one that is not Python's by the name it gave itself."""
+    """Return the CPU seconds of each thread of this process; non-Python threads by their native name."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
     seconds: dict[str, float] = {}
     tick = os.sysconf("SC_CLK_TCK")

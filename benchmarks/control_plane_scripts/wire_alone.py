@@ -1,7 +1,7 @@
-"""The same messages over the same wire with nobody to deal with them: python wire_alone.py DIRECTORY WORKERS REPORTS
+"""The same messages over the same wire without a controller: python wire_alone.py DIRECTORY WORKERS REPORTS
 CROWDS ADDRESS
 
-A hub that acknowledges each batch as it comes. What a controller takes beyond this is its own.
+A hub that acknowledges each batch. The controller's own load is its load beyond this.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from powertrain.wire.values import Point
 
 
 class Ear:
-    """Counts who has greeted and how many reports have come, and acknowledges."""
+    """Receiver that counts handshakes and reports, and acknowledges."""
 
     def __init__(self, workers: int, reports: int, address: str, directory: str) -> None:
         self._workers, self._expected = workers, workers * reports

@@ -1,9 +1,9 @@
-"""The run that benchmarks/crash_matrix.py kills: an ordinary script, and how to know its checkpoints again.
+"""The run that benchmarks/crash_matrix.py kills: an ordinary script with identifiable checkpoints.
 
     python benchmarks/crash_scripts/crash_driver.py STORAGE [--workers 2] [--rows 5] [--mebibytes 3] [--dies RANK]
 
-Every rank saves in every row, and every file says in every line which row, rank and name it belongs to. Started again
-with the same storage the script goes on from the newest checkpoint, after it has read all of it.
+Every rank saves in every row, and every line of every file names its row, rank and file name. Restarted with the same
+storage the script resumes from the newest checkpoint, after it has read all of it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from powertrain.testing import faults
 
 NAME = "run"
 KEPT = 2
-#: The row after whose report a rank kills itself, where it is told to.
+#: The row after whose report a rank kills itself, if requested.
 DIES_AFTER_ROW = 2
-#: Longer than it takes to commit a checkpoint; one that was lost by a fault is waited for in vain.
+#: Timeout for a commit; a checkpoint lost by a fault never arrives.
 _COMMITTED_WITHIN = 3.0
 
 
@@ -42,7 +42,7 @@ _COMMITTED_WITHIN = 3.0
 
 
 def files_of(row: int, rank: int, mebibytes: float) -> dict[str, bytes]:
-    """What a rank saves in a row. Ranks have one name in common: the lowest rank's file is to be kept."""
+    """Return the files of a rank in a row. Ranks have one name in common: the lowest rank's file is kept."""
     sizes = {
         f"rank-{rank}/state.txt": 300,
         f"rank-{rank}/deep/er/weights.bin": round(mebibytes * 2**20 / (1 + rank)),
@@ -57,7 +57,7 @@ def _content(row: int, rank: int, name: str, size: int) -> bytes:
 
 
 def wrong_in(directory: Path, row: int, workers: int, mebibytes: float) -> list[str]:
-    """One sentence for each file of the checkpoint of ``row`` that is not as all ranks together saved it."""
+    """Return one sentence for each file of the checkpoint of ``row`` that differs from the saved content."""
     expected: dict[str, bytes] = {}
     for rank in reversed(range(max(1, workers))):
         expected |= files_of(row, rank, mebibytes)
@@ -75,7 +75,7 @@ def wrong_in(directory: Path, row: int, workers: int, mebibytes: float) -> list[
 
 
 def save_every_row(config: dict[str, Any]) -> None:
-    """Goes on after the newest checkpoint, and saves in every row that is left."""
+    """Resume from the newest checkpoint, and save in every remaining row."""
     context = powertrain.get_context()
     rank, workers = context.get_world_rank(), context.get_world_size()
     start = _restored(rank, workers, config["mebibytes"])
@@ -90,12 +90,12 @@ def save_every_row(config: dict[str, Any]) -> None:
         if row == DIES_AFTER_ROW and start == 0 and config["dies"] is not None:
             _one_dies(Path(config["storage"]).parent, rank, workers, config["dies"])
         if config["paced"]:
-            # The checkpoint that a run went on from may be kept as long as it lives.
+            # The checkpoint that a run resumed from may be kept as long as it runs.
             _await_settled(Path(context.get_trial_dir(), "checkpoints"), row, row - KEPT if start == 0 else 0)
 
 
 def _restored(rank: int, workers: int, mebibytes: float) -> int:
-    """The row of the checkpoint to go on from, all of which must be as it was saved; 0 for none."""
+    """Return the row of the checkpoint to resume from, after verifying its content; 0 for none."""
     checkpoint = powertrain.get_checkpoint()
     if checkpoint is None:
         return 0
@@ -109,7 +109,7 @@ def _restored(rank: int, workers: int, mebibytes: float) -> int:
 
 @contextlib.contextmanager
 def _directory(row: int, rank: int) -> Iterator[str]:
-    """Both ways to save in every row: one rank in a directory of Powertrain's, the other in a temporary one."""
+    """Return a directory to save in: one rank uses Powertrain's, the other a temporary one."""
     if hasattr(powertrain, "checkpoint_dir") and (row + rank) % 2:
         yield powertrain.checkpoint_dir()
     else:
@@ -118,7 +118,7 @@ def _directory(row: int, rank: int) -> Iterator[str]:
 
 
 def _report(row: int, checkpoint: Checkpoint) -> None:
-    """Odd rows wait for the commit where this version can: then the return itself is a promise."""
+    """Report a row; odd rows wait for the commit if this version supports it."""
     modes = getattr(powertrain, "CheckpointUploadMode", None)
     if modes is None or row % 2 == 0:
         powertrain.report({"row": row}, checkpoint)
@@ -128,7 +128,7 @@ def _report(row: int, checkpoint: Checkpoint) -> None:
 
 
 def _one_dies(place: Path, rank: int, workers: int, victim: int) -> None:
-    """All reports have returned: one rank kills itself and the others do no more."""
+    """Kill one rank after all reports have returned; the others stop working."""
     (place / f"returned-{rank}").touch()
     while not all((place / f"returned-{other}").exists() for other in range(workers)):
         time.sleep(0.001)
@@ -151,7 +151,7 @@ def _await_settled(checkpoints: Path, row: int, gone: int) -> None:
 
 
 class Announcer(UserCallback):
-    """Puts down each commit as the user is told of it."""
+    """Callback that records each announced commit."""
 
     def on_event(self, run_context: Any, event: Any) -> None:
         if isinstance(event, Committed):
@@ -161,7 +161,7 @@ class Announcer(UserCallback):
 def fit(
     storage: Path, *, workers: int, rows: int, mebibytes: float, dies: int | None = None, paced: bool = True
 ) -> None:
-    """Train to the last row, from wherever the storage says."""
+    """Train to the last row, resuming from the storage."""
     DataParallelTrainer(
         save_every_row,
         train_loop_config={
@@ -182,7 +182,7 @@ def fit(
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Saves in every row; goes on where it was killed.")
     parser.add_argument("storage", type=Path)
     parser.add_argument("--workers", type=int, default=2)

@@ -1,4 +1,4 @@
-"""What no loader can beat on this machine: python limits.py REQUEST
+"""Upper limits for loaders on this machine: python limits.py REQUEST
 
 Floats and tokens: their bytes copied once, by one thread, from memory to memory. Images: Pillow on two threads. Text:
 one str made of each row's bytes.

@@ -1,7 +1,7 @@
-"""What all loader programs share: the request they are started with, timed epochs, rows counted, one JSON file.
+"""Common parts of the loader programs: the request, timed epochs, counted rows, one JSON file.
 
 A loader program is started as ``python PROGRAM REQUEST``, REQUEST being a :class:`Request` as JSON, and imports all
-it needs before it calls :func:`measure`: imports are nobody's opening.
+modules before it calls :func:`measure`: imports do not count as opening.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Epoch = Callable[[int], Iterable[Batch]]
 
 @dataclass(frozen=True)
 class Request:
-    """What a loader program is asked to do: read ``directory`` and write a :class:`Loading` to ``output``."""
+    """The request of a loader program: read ``directory`` and write a :class:`Loading` to ``output``."""
 
     schema: str
     directory: str
@@ -32,7 +32,7 @@ class Request:
     batch_size: int
     epochs: int
     output: str
-    #: Of this loader only, by name.
+    #: Settings of this loader, by name.
     settings: Mapping[str, Any]
 
     def as_argument(self) -> str:
@@ -49,12 +49,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Loading:
-    """What one loader program measured."""
+    """The measurements of one loader program."""
 
     rows: int
     opening_seconds: float
     epoch_seconds: tuple[float, ...]
-    #: Over all epochs: rows that did not come, and rows that came again in the same epoch.
+    #: Over all epochs: missing rows, and rows duplicated within an epoch.
     lost: int
     twice: int
 
@@ -75,7 +75,7 @@ class Loading:
 
 
 def measure(request: Request, open_loader: Callable[[], Epoch]) -> None:
-    """Open, go through all epochs, check every epoch's last batch, write the :class:`Loading`."""
+    """Open the loader, iterate over all epochs, check each epoch's last batch, and write the :class:`Loading`."""
     began = time.perf_counter()
     epoch = open_loader()
     opening = time.perf_counter() - began

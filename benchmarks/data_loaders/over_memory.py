@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class RowsInMemory(Dataset[dict[str, Any]]):
-    """A row is a dict of the columns' values.
+    """Rows in memory, each a dict of the columns' values.
 
-    Columns are what default_collate is fastest with and keeps the type of: numbers as numpy arrays, token lists as rows
-    of one tensor, the rest as lists.
+    Columns have the types that default_collate handles fastest and preserves: numbers as numpy arrays, token lists as
+    rows of one tensor, the rest as lists.
     """
 
     def __init__(self, request: Request) -> None:
@@ -46,7 +46,7 @@ class RowsInMemory(Dataset[dict[str, Any]]):
 
 
 class ImagesInMemory(RowsInMemory):
-    """Decoded when they are asked for."""
+    """Images in memory, decoded on access."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = super().__getitem__(index)
@@ -55,7 +55,7 @@ class ImagesInMemory(RowsInMemory):
 
 
 class PixelsInMemory(RowsInMemory):
-    """Decoded already."""
+    """Images in memory, already decoded."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)

@@ -29,7 +29,7 @@ SHUFFLE_BUFFER = 1000
 
 
 class SamplerRank:
-    """A StatefulDataLoader whose sampler knows the ranks."""
+    """A StatefulDataLoader with a distributed sampler."""
 
     def __init__(self, rows: Any, rank: int, world_size: int, state: Any) -> None:
         sampler = StatefulDistributedSampler(rows, num_replicas=world_size, rank=rank, shuffle=True, seed=0)

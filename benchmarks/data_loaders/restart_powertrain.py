@@ -19,7 +19,7 @@ DISK_BYTES = MEMORY_BYTES = 256 * 2**20
 
 
 class ShardRank:
-    """A rank's shard, as get_dataset_shard() makes it."""
+    """A rank's shard, as returned by get_dataset_shard()."""
 
     def __init__(self, prepared: Prepared, cache: str, rank: int, world_size: int, state: Any) -> None:
         self._shard = DataShard(
@@ -36,11 +36,11 @@ class ShardRank:
 
     def take(self, batches: int | None) -> Sequence[Ids]:
         taken = itertools.islice(self._batches, batches)
-        # A rank without rows gets one of weight 0 that only keeps it in step: no row of the epoch.
+        # A rank without rows gets one of weight 0 that only keeps it in step: not a row of the epoch.
         return [batch["id"].numpy() for batch in taken if self._shard.weight > 0]
 
     def state(self) -> Any:
-        """After which this rank is gone."""
+        """Return the state; this rank ends afterwards."""
         state = self._shard.state_dict()
         self._shard.close()
         return state

@@ -1,7 +1,7 @@
 """4 -> 3 -> 8 ranks with Ray Data's streaming_split: python restart_ray_data.py REQUEST
 
-It has no state to save: after each restart the epoch begins anew. Each world is a Ray of its own, and its ranks are
-threads, because streaming_split gives nobody rows before all of its ranks ask.
+It has no state to save: after each restart the epoch starts over. Each world is a separate Ray, and its ranks are
+threads, because streaming_split returns no rows before all of its ranks request them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def ids_of_rank(part: Any, batches: int | None) -> list[Ids]:
 
 
 def ids_of_world(directory: str, world_size: int) -> list[Ids]:
-    """equal=True is what Ray Train does."""
+    """Return the ids of one world; equal=True as in Ray Train."""
     batches = None if world_size == WORLD_SIZES[-1] else BATCHES_BEFORE_A_STOP
     rows = ray.data.read_parquet(directory, columns=["id"]).random_shuffle(seed=0)
     parts = rows.streaming_split(world_size, equal=True)

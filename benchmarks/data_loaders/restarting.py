@@ -1,7 +1,7 @@
-"""What all restart programs share: an epoch begun by 4 ranks, gone on with by 3, and ended by 8.
+"""Common parts of the restart programs: an epoch begun by 4 ranks, continued by 3, and ended by 8.
 
-Each rank saves its state when it stops. Where there are more or fewer states than new ranks, a new rank takes the one
-of its own number, or counted round: what a script does that loads the checkpoint file of its rank.
+Each rank saves its state when it stops. If the numbers of states and new ranks differ, a new rank takes the state of
+its own rank modulo their number, like a script that loads the checkpoint file of its rank.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 WORLD_SIZES = (4, 3, 8)
-#: Each rank's, before it is stopped; the last world goes on to the end of the epoch.
+#: Batches of each rank before it is stopped; the last world continues to the end of the epoch.
 BATCHES_BEFORE_A_STOP = 40
 BATCH_SIZE = 100
-#: A third is behind at the first stop, more than half at the second; 3, 4 and 8 divide it.
+#: Number of rows: a third is consumed at the first stop, more than half at the second; divisible by 3, 4 and 8.
 ROWS = 48_000
 
 Ids = npt.NDArray[np.int64]
@@ -30,10 +30,10 @@ class Rank(Protocol):
     """One rank's loader."""
 
     def take(self, batches: int | None) -> Sequence[Ids]:
-        """The ids of the next so many batches, or of all that are left."""
+        """Return the ids of the next batches, or of all remaining ones."""
 
     def state(self) -> Any:
-        """What a restart is to be given."""
+        """Return the state for a restart."""
 
 
 #: Opens the loader of a rank in a world of a size, from a state of an earlier world or from the beginning.
@@ -42,7 +42,7 @@ OpenRank = Callable[[int, int, Any], Rank]
 
 @dataclass(frozen=True)
 class Request:
-    """Where the rows are, and where the :class:`Restarts` go."""
+    """The directory of the rows, and the output path of the :class:`Restarts`."""
 
     directory: str
     output: str
@@ -57,19 +57,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Restarts:
-    """Rows that never came, and how many came again."""
+    """Missing rows, and the number of duplicated ones."""
 
     lost: int
     twice: int
 
 
 def state_of(rank: int, states: Sequence[Any]) -> Any:
-    """The saved state that a new rank takes."""
+    """Return the saved state for a new rank."""
     return states[rank % len(states)] if states else None
 
 
 def restart(open_rank: OpenRank) -> list[Ids]:
-    """The ids of all batches of all worlds."""
+    """Return the ids of all batches of all worlds."""
     seen: list[Ids] = []
     states: list[Any] = []
     for world_size in WORLD_SIZES:
@@ -82,7 +82,7 @@ def restart(open_rank: OpenRank) -> list[Ids]:
 
 
 def write_restarts(request: Request, seen: Sequence[Ids]) -> None:
-    """Count what came and write the :class:`Restarts`."""
+    """Count the rows and write the :class:`Restarts`."""
     came = np.bincount(np.concatenate(seen), minlength=ROWS)
     restarts = Restarts(int((came == 0).sum()), int((came - 1).clip(min=0).sum()))
     Path(request.output).write_text(json.dumps(asdict(restarts)))

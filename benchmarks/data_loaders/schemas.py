@@ -1,7 +1,7 @@
-"""The four kinds of rows that loaders are measured with, and how they are written as Parquet.
+"""The four kinds of rows of the loader benchmarks, and their Parquet files.
 
-Every row has an ``id``, by which rows lost and rows twice are counted, and (but for images) something else that
-follows from its id, so that a loader that mixes up rows is found.
+Every row has an ``id``, by which lost and duplicated rows are counted, and (except images) a value derived from its id,
+so that a loader that mixes up rows is detected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VOCABULARY = 50_000
 IMAGE_SIDE = 160
 SHORTEST_TEXT, LONGEST_TEXT = 20, 400
 FILES, ROW_GROUPS_A_FILE = 8, 4
-#: As many as a typical text has of different ones.
+#: Number of different tokens, as in a typical text.
 _DIFFERENT_WORDS = 5000
 
 Ids = npt.NDArray[np.int64]
@@ -33,7 +33,7 @@ Columns = dict[str, "pa.Array[Any]"]
 
 def _float_columns(ids: Ids, random: np.random.Generator) -> Columns:
     columns = {name: pa.array(random.standard_normal(len(ids), np.float32)) for name in FLOAT_COLUMNS}
-    # Whole numbers below 2**24 are exact in float32.
+    # Integers below 2**24 are exact in float32.
     return {**columns, "x0": pa.array(ids.astype(np.float32))}
 
 
@@ -73,7 +73,7 @@ def _text_columns(ids: Ids, random: np.random.Generator) -> Columns:
 
 @dataclass(frozen=True)
 class Schema:
-    """One kind of rows: how many, and what they hold besides their id."""
+    """One kind of rows: their number, and their columns besides the id."""
 
     name: str
     rows: int
@@ -109,7 +109,7 @@ def write_parquet(schema: Schema, rows: int, directory: Path) -> int:
 
 
 def verify(schema: str, batch: Mapping[str, Any]) -> None:
-    """Raise ValueError unless ``batch`` has what the rows of its ids have, as tensors (text: a list of str)."""
+    """Raise ValueError unless ``batch`` has the values of its ids, as tensors (text: a list of str)."""
     ids = batch["id"].numpy()
     wrong = {
         FLOATS: _wrong_floats,

@@ -1,9 +1,9 @@
 """Hugging Face datasets behind a torch loader: python with_hugging_face.py REQUEST
 
 Settings: "loader" is "DataLoader" (torch) or "StatefulDataLoader" (torchdata); "num_workers"; "fetch" is "rows"
-(``batch_size=``, as most people write it) or "batches" (a BatchSampler as the sampler: the dataset is asked for all
-rows of a batch at once and nothing is collated). An iterable dataset with a shuffle buffer is not among them: on
-tokens and text, with and without workers, it gave a fifth to a fourteenth of the rows a second of "rows".
+(``batch_size=``, the common form) or "batches" (a BatchSampler as the sampler: all rows of a batch are requested
+together and nothing is collated). An iterable dataset with a shuffle buffer is not among them: on tokens and text, with
+and without workers, it gave a fifth to a fourteenth of the rows a second of "rows".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ray Data's iter_torch_batches: python with_ray_data.py REQUEST
 
-Settings: "shuffle" is "random_shuffle" (every row may come to every place) or "local_shuffle_buffer_size" (files in
+Settings: "shuffle" is "random_shuffle" (every row may come to every position) or "local_shuffle_buffer_size" (files in
 random order and a buffer of ten batches, the cheaper way of Ray's guide to shuffling); "materialize" keeps the blocks
 in the object store, as its guide to training recommends for data that fits there; "decoded" says that images are kept
 there as pixels, not as they are in the files.
@@ -39,7 +39,7 @@ def decode(batch: Any) -> dict[str, Any]:
 
 
 def open_loader(request: Request) -> Epoch:
-    """A dataset that is executed anew in each epoch, so that each has another order."""
+    """Return a dataset that is executed again in each epoch, so that each has another order."""
     in_buffer = request.settings["shuffle"] == "local_shuffle_buffer_size"
     read = ray.data.read_parquet(request.directory, shuffle="files" if in_buffer else None)
     decoded = request.schema == IMAGES and request.settings.get("decoded", False)

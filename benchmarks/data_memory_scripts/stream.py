@@ -30,7 +30,7 @@ def anonymous_bytes() -> int:
 
 
 class Sampler:
-    """Anonymous memory of this process, every 100 ms on a thread of its own."""
+    """Sampler of this process's anonymous memory, every 100 ms on a separate thread."""
 
     def __init__(self) -> None:
         self.samples: list[int] = []

@@ -1,7 +1,7 @@
 """The training function in one process, no launcher: python bare_process.py DIRECTORY
 
-As every script here it writes the seconds until the first optimizer step into DIRECTORY/rank-N. They count
-from BENCHMARK_STARTED (time.monotonic()'s clock); run by hand without it, from the end of the imports.
+Like every script here it writes the seconds until the first optimizer step to DIRECTORY/rank-N. They count from
+BENCHMARK_STARTED (time.monotonic()'s clock); without it, from the end of the imports.
 """
 
 from __future__ import annotations

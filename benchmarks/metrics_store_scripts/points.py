@@ -1,8 +1,8 @@
-"""What all scripts here share: the points, the check that all came back, and how a measurement is written down.
+"""Common parts of these scripts: the points, the check of the points read back, and the output.
 
 A point is one report of one rank: its row, its time and three metrics. A script is run as
 ``python SCRIPT DIRECTORY SETTINGS``; SETTINGS is a JSON object with "points" and "ranks". It writes the points into
-DIRECTORY/points, reads them back, and leaves what it measured in DIRECTORY/measured.json.
+DIRECTORY/points, reads them back, and writes its measurements to DIRECTORY/measured.json.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POINTS, RANKS = _settings["points"], _settings["ranks"]
 
 
 class Sent(NamedTuple):
-    """Some points that one rank sends together, in columns of Python's own numbers."""
+    """Points that one rank sends together, in columns of Python numbers."""
 
     rank: int
     rows: list[int]
@@ -39,7 +39,7 @@ class Sent(NamedTuple):
 
 
 def sent() -> Iterator[Sent]:
-    """The points in the order in which they come: noisy losses, as training has them, so little can be compressed."""
+    """Yield the points in order of arrival: noisy losses, as in training, so little can be compressed."""
     random = np.random.default_rng(1)
     rows_of_rank = POINTS // RANKS
     began = time.time()
@@ -54,13 +54,13 @@ def sent() -> Iterator[Sent]:
 
 
 def check(rows: Any, ranks: Any) -> int:
-    """How many points are missing or too many."""
+    """Return the number of missing and surplus points."""
     keys = np.asarray(rows, np.int64) * RANKS + np.asarray(ranks, np.int64)
     return abs(len(keys) - POINTS) + len(keys) - len(np.unique(keys))
 
 
 def check_values(frame: Any) -> int:
-    """How many metrics have not exactly the values that were sent: a second making of the points tells them."""
+    """Return the number of metrics whose values differ from those sent, which are generated again."""
     sent_bits = dict.fromkeys(METRICS, 0)
     for some in sent():
         for name in METRICS:
@@ -69,32 +69,32 @@ def check_values(frame: Any) -> int:
 
 
 def _bits(values: Any) -> int:
-    """All values in one number, whatever their order."""
+    """Return all values combined into one number, independent of their order."""
     return int(np.bitwise_xor.reduce(np.asarray(values, np.float64).view(np.int64)))
 
 
 def view(rows: Any, values: Any) -> tuple[Any, Any]:
-    """Smallest and largest of each pixel, of a line that is wholly in memory."""
+    """Return the smallest and largest value of each pixel, of a curve in memory."""
     pixel = (rows - rows[0]) * PIXELS // (rows[-1] - rows[0] + 1)
     starts = np.flatnonzero(np.diff(pixel, prepend=-1))
     return np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and what came out."""
+    """Return the seconds and the result of a call."""
     began = time.perf_counter()
     result = work()
     return time.perf_counter() - began, result
 
 
 def flush_to_disk(file: Any) -> None:
-    """Wait until the file is durable: ours is when it says so, and the others are to be as well."""
+    """Wait until the file is durable: Powertrain's is when ``close`` returns, and the others must be as well."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def peak_mb() -> float:
-    """The most memory that this process has held since it was started."""
+    """Return the peak memory of this process since its start."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 

@@ -19,8 +19,8 @@ storage = open_storage(points.PLACE)
 
 
 def write() -> None:
-    """As the controller does: what a rank has sent is added in one call, and a checkpoint (here every so many points)
-    waits until those before it survive the process. ``close`` leaves all of them durable, in columns."""
+    """Write as the controller does: points that a rank has sent are added in one call, and a checkpoint (here at a
+    fixed interval) waits until those before it survive the process. ``close`` makes all of them durable, in columns."""
     store = MetricsStore(storage, 1)
     for number, sent in enumerate(points.sent(), 1):
         columns = zip(sent.rows, sent.at, sent.loss, sent.accuracy, sent.lr, strict=True)
@@ -43,7 +43,7 @@ line = frame[frame["rank"] == 0]
 
 
 def wrong_pixels(found: Curve) -> int:
-    """How many pixels of rank 0's loss are not what its points say, and how many points they leave out."""
+    """Return the number of wrong pixels of rank 0's loss, and of the points they omit."""
     rows, losses = line["training_iteration"].to_numpy(), line["loss"].to_numpy()
     starts = np.searchsorted(rows, found.rows)
     low, high = np.minimum.reduceat(losses, starts), np.maximum.reduceat(losses, starts)

@@ -22,7 +22,7 @@ _HEAD = struct.Struct("<Q")
 
 
 def write() -> None:
-    """As its documentation shows: one ``add_scalar`` a metric."""
+    """Write as its documentation shows: one ``add_scalar`` per metric."""
     writers = [SummaryWriter(str(points.PLACE / f"rank-{rank}")) for rank in range(points.RANKS)]
     for sent in points.sent():
         writer = writers[sent.rank]
@@ -43,7 +43,7 @@ def events(rank: int) -> Iterator[Any]:
 
 
 def lines(rank: int, names: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
-    """Rows and values of some metrics, in one pass through the rank's file."""
+    """Return rows and values of some metrics, in one pass through the rank's file."""
     found: dict[str, tuple[list[int], list[float]]] = {name: ([], []) for name in names}
     for event in events(rank):
         for value in event.summary.value:

@@ -1,9 +1,9 @@
 """Another benchmark's script as a driver of a Ray cluster: python connected.py ADDRESS MODULES SCRIPT ARGUMENTS
 
 As a script for a cluster is written: first the imports (MODULES, with commas between), then ``ray.init``, then the
-trainer. The script finds all that done, and counts from there, because BENCHMARK_STARTED is taken away: neither the
-start of Ray nor of the interpreter is anybody's. What its run leaves on the cluster while the driver still lives is
-written into the file that BENCHMARK_LEFT names, one thing a line.
+trainer. The script starts after that, and counts from there, because BENCHMARK_STARTED is removed: neither the start of
+Ray nor of the interpreter counts. Leftovers of its run on the cluster while the driver is still alive are written to
+the file that BENCHMARK_LEFT names, one per line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The least that a restart of two ranks can cost: python bare_forks.py DIRECTORY
+"""Lower limit of a restart of two ranks: python bare_forks.py DIRECTORY
 
-A process that has torch loaded and has built one optimizer forks both ranks anew, they form a process group, and the
-training function runs. The fork is put down as "forked" of rank 0 and 1; nobody has to notice a death here, and there
-is no checkpoint to load.
+A process that has torch loaded and has built one optimizer forks both ranks again, they form a process group, and the
+training function runs. The fork is recorded as "forked" of rank 0 and 1; no death has to be detected here, and there is
+no checkpoint to load.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One launcher's run of the training function, with a conductor beside it that kills ranks and says when to end."""
+"""One launcher's run of the training function, with a conductor that kills ranks and ends the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recovery_scripts.diary import ENTERED, STEPPED, Entry, ask_to_stop, read
 
 SCRIPTS = Path(__file__).resolve().parent
 RANKS = (0, 1)
-#: How long ours may take to be wholly gone. Peers get longer: the next launcher must have the machine alone.
+#: Seconds for Powertrain's processes to exit. Peers get longer: the next launcher needs the machine to itself.
 _OUR_GRACE, _PEER_GRACE = 5.0, 20.0
 _LOOK_EVERY = 0.002
 
@@ -30,7 +30,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Launcher:
-    """A way to start the training function and to restart it; the directory of the diaries is its last argument."""
+    """A launcher that starts and restarts the training function; its last argument is the directory of the diaries."""
 
     name: str
     requires: tuple[str, ...]
@@ -63,11 +63,11 @@ BARE_FORKS = Launcher("two bare forks", ("torch",), (sys.executable, str(SCRIPTS
 
 
 class _ProgramEnded(Exception):
-    """The program ended while the conductor still waited for something."""
+    """Raised if the program ended while the conductor was waiting."""
 
 
 class Conductor:
-    """What a conducting function can do: look at the ranks' diaries, wait, and kill."""
+    """Operations of a conducting function: read the ranks' diaries, wait, and kill."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -80,26 +80,26 @@ class Conductor:
         return [entry for entry in self.diary(rank) if entry.kind == STEPPED]
 
     def wait_until(self, moment: float) -> None:
-        """Wait for a moment of ``time.monotonic()``."""
+        """Wait until a time of ``time.monotonic()``."""
         if self._program_ended.wait(max(0.0, moment - time.monotonic())):
             raise _ProgramEnded(f"{moment - time.monotonic():.1f} s before the end of the wait")
 
     def await_(self, what: str, look: Callable[[], Found | None]) -> Found:
-        """Look every two milliseconds until there is something; ``what`` names it."""
+        """Poll every two milliseconds for a value; ``what`` names it in errors."""
         while (found := look()) is None:
             if self._program_ended.wait(_LOOK_EVERY):
                 raise _ProgramEnded(f"before {what}")
         return found
 
     def kill(self, rank: int) -> float:
-        """Kill the living process of a rank that has made a step, waiting for one; returns the moment."""
+        """Kill the process of a rank after its first step, waiting for one; return the time."""
         process = self.await_(f"rank {rank} lived", lambda: self._living(rank))
         moment = time.monotonic()
         process.send_signal(signal.SIGKILL)
         return moment
 
     def _living(self, rank: int) -> psutil.Process | None:
-        """The rank's newest process, once it trains. Never one that did not come from this benchmark."""
+        """Return the rank's newest process, once it trains. Never a process from outside this benchmark."""
         entries = self.diary(rank)
         if not entries or entries[-1].kind != STEPPED:
             return None
@@ -111,7 +111,7 @@ class Conductor:
         return None
 
     def end(self) -> None:
-        """Let the ranks end."""
+        """Tell the ranks to end."""
         ask_to_stop(self._directory)
 
     def program_ended(self) -> None:
@@ -120,7 +120,7 @@ class Conductor:
 
 @dataclass(frozen=True)
 class Conducted(Generic[Found]):
-    """What the conducting function found, the ranks' whole diaries, and what outlived the program."""
+    """The result of the conducting function, the ranks' diaries, and leftovers of the program."""
 
     found: Found
     diaries: dict[int, list[Entry]]
@@ -128,9 +128,9 @@ class Conducted(Generic[Found]):
 
 
 def conduct(launcher: Launcher, conducting: Callable[[Conductor], Found], timeout: float) -> Conducted[Found]:
-    """Run the launcher to its end while ``conducting`` kills and, at last, lets it end.
+    """Run the launcher to its end while ``conducting`` kills ranks and finally ends it.
 
-    Raises MeasurementFailed where either of the two fails.
+    Raises MeasurementFailed if either of the two fails.
     """
     with tempfile.TemporaryDirectory(prefix="ptb-") as place:
         workspace = Path(place)
@@ -154,7 +154,9 @@ def conduct(launcher: Launcher, conducting: Callable[[Conductor], Found], timeou
 
 
 def _left_behind(launcher: Launcher, ended: Ended) -> tuple[str, ...]:
-    """A peer's files (Ray keeps its session's logs on purpose) are no fault; a process that stays always is."""
+    """Return leftovers. A peer's files (Ray keeps its session's logs) are not an error; a remaining process always
+    is.
+    """
     return ended.left_behind if launcher.ours else ended.left_processes
 
 
@@ -183,8 +185,8 @@ class _Conducting(threading.Thread, Generic[Found]):
 
 
 def first_step_of_new_process(entries: list[Entry], moment: float) -> tuple[Entry, Entry] | None:
-    """How a rank came back after ``moment``: its function entered and its first step, both of a process that had
-    not begun before; None while it has not."""
+    """Return a rank's recovery after ``moment``: the entry of its function and its first step, both of a new process;
+    None if it has not recovered."""
     old = {entry.pid for entry in entries if entry.at <= moment}
     fresh = [entry for entry in entries if entry.pid not in old]
     entered = next((entry for entry in fresh if entry.kind == ENTERED), None)

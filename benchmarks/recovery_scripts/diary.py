@@ -1,7 +1,7 @@
-"""What each rank did and when, written by the rank so that its death loses nothing, and read by the benchmark.
+"""Diaries of ranks: timed entries, written so that a rank's death loses nothing, and read by the benchmark.
 
 One file a rank, one line an entry: kind, process, step, seconds of ``time.monotonic()``, which all processes of a
-machine share. An attempt is known by its process: whoever restarts a rank starts a new one.
+machine share. An attempt is identified by its process: every restart of a rank starts a new one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 #: The training function was entered; a step's gradients were averaged over the ranks and applied.
 ENTERED, STEPPED = "entered", "stepped"
-#: When this file is there the ranks agree to end.
+#: The ranks end when this file exists.
 _STOP = "stop"
 
 
 class Diary:
-    """One rank's own, in this process."""
+    """The diary of one rank, in this process."""
 
     def __init__(self, directory: str | Path, rank: int) -> None:
         self._directory = Path(directory)
@@ -26,11 +26,11 @@ class Diary:
         self._descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(self, kind: str, step: int = 0) -> None:
-        """Put down that this happened now."""
+        """Record an event with the current time."""
         os.write(self._descriptor, f"{kind} {os.getpid()} {step} {time.monotonic()!r}\n".encode())
 
     def asks_to_stop(self) -> bool:
-        """True when the benchmark has seen enough."""
+        """Return whether the benchmark has requested the end."""
         return (self._directory / _STOP).exists()
 
 
@@ -45,7 +45,7 @@ class Entry:
 
 
 def read(directory: Path, rank: int) -> list[Entry]:
-    """All whole entries of a rank, oldest first; none where it has not begun."""
+    """Return all complete entries of a rank, oldest first; none if it has not begun."""
     try:
         lines = (directory / f"rank-{rank}").read_text().split("\n")[:-1]
     except FileNotFoundError:
@@ -55,5 +55,5 @@ def read(directory: Path, rank: int) -> list[Entry]:
 
 
 def ask_to_stop(directory: Path) -> None:
-    """Let the ranks end after the step they are at."""
+    """Tell the ranks to end after their current step."""
     (directory / _STOP).touch()

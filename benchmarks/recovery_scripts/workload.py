@@ -16,12 +16,12 @@ from diary import STEPPED, Diary
 
 STEP_SECONDS = 0.02
 CHECKPOINT_EVERY = 20
-#: Nobody trains longer than this, should the benchmark itself have died.
+#: Maximum training time, in case the benchmark itself has died.
 LAST_STEP = 20_000
 
 
 def new_model() -> torch.nn.Module:
-    """The same on every rank and attempt."""
+    """Return a model, the same on every rank and attempt."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
 
@@ -31,7 +31,7 @@ def new_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def steps_from(first: int, diary: Diary) -> Iterator[int]:
-    """The numbers of the steps to take, until the benchmark has seen enough; all ranks end at the same one."""
+    """Yield the step numbers until the benchmark requests the end; all ranks end at the same one."""
     for step in range(first, LAST_STEP + 1):
         enough = torch.tensor([diary.asks_to_stop()], dtype=torch.int32)
         dist.all_reduce(enough, op=dist.ReduceOp.MAX)
@@ -41,7 +41,7 @@ def steps_from(first: int, diary: Diary) -> Iterator[int]:
 
 
 def take_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, diary: Diary, step: int) -> None:
-    """One optimizer step of about :data:`STEP_SECONDS`, put down in the diary."""
+    """Take one optimizer step of about :data:`STEP_SECONDS`, recorded in the diary."""
     loss = model(torch.randn(32, 64)).square().mean()
     time.sleep(STEP_SECONDS)
     loss.backward()
@@ -51,7 +51,7 @@ def take_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, diary: D
 
 
 def save(file: str | Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Write everything needed to go on after ``step``. ``file`` is there whole or not at all."""
+    """Write the state after ``step`` atomically to ``file``."""
     unfinished = f"{file}.unfinished"
     state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
     torch.save(state, unfinished)
@@ -59,7 +59,7 @@ def save(file: str | Path, model: torch.nn.Module, optimizer: torch.optim.Optimi
 
 
 def load(file: str | Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Put back what :func:`save` wrote; returns its step."""
+    """Restore the state of :func:`save`; return its step."""
     state = torch.load(file, weights_only=True)
     model.module.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])

@@ -1,7 +1,7 @@
 """The limit of report(), copying a dict and appending it: python queue_append.py DIRECTORY SETTINGS
 
-SETTINGS is a JSON object with "count" and "gap_seconds". As every script here it writes what each call cost
-into DIRECTORY/rank-N.json.
+SETTINGS is a JSON object with "count" and "gap_seconds". Like every script here it writes the cost of each call to
+DIRECTORY/rank-N.json.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The training loop that is traced: a step of a wanted length, and how long each step takes."""
+"""The traced training loop: steps of a chosen length, each timed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDTH = 64
 
 
 class Model(nn.Module):
-    """Some layers, of which one multiplies matrices for as long as a step is to take."""
+    """Several layers, one of which multiplies matrices to reach the chosen step time."""
 
     def __init__(self, device: str, is_small: bool) -> None:
         super().__init__()
@@ -39,10 +39,10 @@ class Model(nn.Module):
 
 
 class Training:
-    """A usual loop over a usual loader, without a word about tracing."""
+    """A common loop over a common loader, without tracing code."""
 
     def __init__(self, device: str = "cpu", is_small: bool = False) -> None:
-        """A small one has a step that is as short as a step can be, so that a late one is soon made up for."""
+        """Create the loop. A small one has minimal steps, so that a late one is soon made up for."""
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.device = device
@@ -53,12 +53,12 @@ class Training:
         self._loader: Any = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
 
     def make_step_take(self, seconds: float) -> None:
-        """Choose the number of multiplications; afterwards a step takes about ``seconds``."""
+        """Choose the number of multiplications so that a step takes about ``seconds``."""
         self.model.multiplications = 1
         self.run(50)
         short = _quick(self.run(200))
         self.model.multiplications = 21
-        # Of a few of them a part is hidden behind what the processor does, so that more take longer than thought.
+        # A part of a few multiplications overlaps with other work, so that more of them take longer than expected.
         for _ in range(3):
             each = max((_quick(self.run(100)) - short) / (self.model.multiplications - 1), 1.0)
             self.model.multiplications = 2 + max(0, round((seconds * 1e9 - short) / each))
@@ -97,11 +97,11 @@ class Training:
         loss.backward()
         self.optimizer.step()
         if self.device != "cpu":
-            loss.item()  # as a loop does that logs: otherwise only the launching would be timed
+            loss.item()  # as in a loop that logs: otherwise only the kernel launches would be timed
 
 
 def _quick(taken: list[int]) -> float:
-    """The first quartile: what else the machine does makes steps longer, and never shorter."""
+    """Return the first quartile: other load on the machine makes steps longer, and never shorter."""
     return statistics.quantiles(taken, n=4)[0]
 
 

@@ -1,6 +1,6 @@
 """TraceML as its documentation says, steps marked by turns and then at a steady pace, started by ``traceml run``.
 
-DIRECTORY and SETTINGS come by environment, because its launcher keeps the arguments for itself.
+DIRECTORY and SETTINGS are passed by environment variables, because its launcher consumes the arguments.
 """
 
 from __future__ import annotations

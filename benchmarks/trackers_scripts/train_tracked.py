@@ -1,7 +1,8 @@
 """A run whose steps are timed on the training thread: python train_tracked.py DIRECTORY SETTINGS
 
 SETTINGS is a JSON object with "steps", "size" of the work of a step, "uri" of an MLflow server or "" for no tracker,
-and "experiment". The rank leaves a file at a quarter and at three quarters of its steps, for who takes the server down.
+and "experiment". The rank writes a file at a quarter and at three quarters of its steps, for the process that takes the
+server down.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def trial(config: dict[str, Any]) -> None:
 
 
 class Clock(tune.Callback):
-    """Notes when trials end, and the memory that the driver holds then."""
+    """Callback that records the end times of trials, and the driver's memory at these times."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []

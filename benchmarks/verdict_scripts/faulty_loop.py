@@ -1,6 +1,6 @@
-"""The training loop that faults are put into: a usual loop over a usual loader, with DDP where there are several ranks.
+"""The training loop with injected faults: a common loop and loader, with DDP for several ranks.
 
-It knows nothing of who traces it; what differs between tracers is in :class:`Tools`.
+It is independent of the tracer; differences between tracers are in :class:`Tools`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 _WIDTH, _ROWS = 256, 64
-#: Multiplications of two matrices: how large, how many. Small ones on a GPU, so that ranks which share it take turns.
+#: Size and number of matrix multiplications. Small ones on a GPU, so that ranks which share it take turns.
 _DEVICE_WORK, _HOST_WORK = (1024, 300), (512, 10)
-#: Of noise: seconds of a hiccup, in which share of steps one comes, and in which memory of another size is held.
+#: Noise: seconds of a hiccup, and the shares of steps with a hiccup and with a change of memory.
 _HICCUP, _HICCUPS, _MOVES = 0.06, 0.01, 0.08
 _MIB = 2**20
 
@@ -33,7 +33,7 @@ def _nothing(step: int, loss: torch.Tensor, model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Tools:
-    """What a tracer asks of a loop: how a step is marked, how a model is wrapped, what is done after a step."""
+    """The interface of a tracer: marking a step, wrapping a model, and work after a step."""
 
     wrap: Callable[[nn.Module], nn.Module]
     mark: Callable[[nn.Module], AbstractContextManager[Any]] = lambda model: nullcontext()
@@ -42,7 +42,7 @@ class Tools:
 
 
 class Rank:
-    """This rank in a run of its scenario: what it loses, where and when."""
+    """This rank in a run of its scenario, with its injected delays."""
 
     def __init__(self, scenario: Scenario, rank: int, ranks: int, slowness: float = 1.0) -> None:
         self.scenario, self.rank, self.ranks, self.step = scenario, rank, ranks, 0
@@ -52,16 +52,16 @@ class Rank:
         self._moving = torch.ones(1)
 
     def wait(self, seconds: float, where: str) -> None:
-        """As long as a phase of ``seconds`` does on this rank in this step, beyond what it computes."""
+        """Wait for the rest of a phase of ``seconds`` on this rank in this step, beyond its computation."""
         usual = seconds * self._slowness if self.scenario.waits else 0.0
         time.sleep(usual * self.scenario.jitter(self._random) + self.lost(where))
 
     def lost(self, where: str) -> float:
-        """Seconds that this rank loses there in this step."""
+        """Return the seconds that this rank loses in a phase of this step."""
         return self.scenario.pause(where, self.step, self.rank, self.ranks)
 
     def use_memory(self) -> None:
-        """What a step leaves behind, or takes for a moment."""
+        """Allocate the memory that a step leaks, or holds for a moment."""
         scenario = self.scenario
         if scenario.noise:
             if self._random.random() < _HICCUPS:
@@ -80,7 +80,7 @@ class Rank:
 
 
 class _Slow(torch.autograd.Function):
-    """Nothing, which takes a while in both directions."""
+    """An identity function with delays in forward and backward."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, rank: Rank) -> torch.Tensor:
@@ -94,7 +94,7 @@ class _Slow(torch.autograd.Function):
 
 
 class Model(nn.Module):
-    """A small perceptron whose phases last as long as the scenario wants."""
+    """A small perceptron with the phase durations of the scenario."""
 
     def __init__(self, rank: Rank) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Model(nn.Module):
         self.first = nn.Linear(_WIDTH, _WIDTH)
         self.last = nn.Linear(_WIDTH, 8)
         size, self._times = _HOST_WORK if scenario.device == "cpu" else _DEVICE_WORK
-        # No buffer: those of a model are exchanged in its forward, which is where ranks would meet then.
+        # No buffers: DDP would exchange them in forward, where ranks would then synchronize.
         self._matrix = torch.eye(1 if scenario.waits else size, device=scenario.device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -122,14 +122,14 @@ class Model(nn.Module):
 
 
 def _optimizer(model: nn.Module, rank: Rank) -> torch.optim.Optimizer:
-    """SGD that takes a while."""
+    """Return an SGD optimizer with a delay."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     optimizer.register_step_post_hook(lambda *_: rank.wait(OPTIMIZER, "optimizer"))
     return optimizer
 
 
 class _Batches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """A batch for each step, made while it is waited for or by the loader's processes."""
+    """One batch per step, made on demand or by the loader's workers."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -148,7 +148,7 @@ class _Batches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def train(rank: Rank, tools: Tools, loader_workers: int = 0) -> None:
-    """Make all steps of the scenario. The process group is there."""
+    """Make all steps of the scenario. The process group exists already."""
     scenario = rank.scenario
     torch.set_num_threads(max(1, scenario.threads_per_core * (os.cpu_count() or 1)))
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """A scenario on ranks of two hosts: python on_two_hosts.py SCENARIO RANKS STORAGE
 
-The hosts are nodes of a real Ray on this machine, each with a network and a host name of its own. The answer is the
-last line that is printed: what was said, or why it could not be tried.
+The hosts are nodes of a real Ray on this machine, each with its own network and host name. The last printed line is the
+result: the diagnosis, or the reason why it could not run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ray
 from scenarios import BY_NAME
 from tests.ray_network import NotAllowed, RayNetwork
 
-#: What the second node of a network is called.
+#: Name of the second node of a network.
 SLOW_HOST = "node-3"
 
 

@@ -1,7 +1,8 @@
-"""What is put into a run, and what its diagnosis must say then. Loads nothing: drivers and ranks read it alike.
+"""Injected faults, and the expected diagnosis. Loads nothing: drivers and ranks both import it.
 
-A step has phases of about 10, 14 and 3 ms (forward, backward, optimizer). They are some real work and, for the rest,
-waiting, as a thread waits for its device: so three ranks fit on two cores, and what is put in is all that is wrong.
+A step has phases of about 10, 14 and 3 ms (forward, backward, optimizer). They consist of some real work and, for the
+rest, of waiting, as a thread waits for its device: so three ranks fit on two cores, and the injected fault is the only
+one.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-#: Seconds that phases wait besides what they compute.
+#: Seconds that phases wait besides their computation.
 FORWARD, BACKWARD, OPTIMIZER = 0.008, 0.011, 0.003
-#: Seconds of what is put in.
+#: Seconds of the injected delay.
 FAULT = 0.030
-#: Which ranks: all of them, the last one, another one in each step, those of the slow host.
+#: Affected ranks: all, the last, a different one in each step, those of the slow host.
 ALL, LAST, TURNS, SLOW_HOST = "all", "last", "turns", "slow host"
 
 
@@ -25,12 +26,12 @@ class Pause:
     where: str
     seconds: float
     who: str = ALL
-    #: Only in each so-manyeth step; only in this one.
+    #: Only in every n-th step; only in this one.
     every: int = 1
     only: int | None = None
 
     def at(self, where: str, step: int, rank: int, ranks: int) -> float:
-        """Seconds of it there and then."""
+        """Return its seconds for a rank and step."""
         is_theirs = {ALL: True, LAST: rank == ranks - 1, TURNS: rank == step % ranks}[self.who]
         is_now = step == self.only if self.only is not None else step % self.every == self.every - 1
         return self.seconds if where == self.where and is_theirs and is_now else 0.0
@@ -38,7 +39,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Expected:
-    """The finding that must lead."""
+    """The expected first finding."""
 
     kind: str
     phase: str = ""
@@ -46,15 +47,15 @@ class Expected:
     who: str = ""
     #: Numbers of its evidence: (name, lowest, highest).
     numbers: tuple[tuple[str, float, float], ...] = ()
-    #: A kind that must be among the others, about the last rank.
+    #: A kind expected among the other findings, about the last rank.
     also: str = ""
-    #: A phase that must have been seen.
+    #: A phase that must have been recorded.
     sees: str = ""
     #: Part of the evidence's ``line``.
     line: str = ""
 
     def ranks(self, ranks: int, on_slow_host: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Those that it must name, of so many."""
+        """Return the ranks that it must name, for a world size."""
         named: dict[str, tuple[int, ...]] = {
             "": (),
             ALL: tuple(range(ranks)),
@@ -66,34 +67,34 @@ class Expected:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One run. ``name`` is what it is called on the command line."""
+    """One run. ``name`` is its name on the command line."""
 
     name: str
     what: str
     expected: Expected
-    #: Kinds that TraceML has for it, any of which is right; of a rank's fault it must name that rank.
+    #: TraceML's kinds for it, any of which is right; for one rank's fault it must name that rank.
     of_traceml: tuple[str, ...] = ()
     steps: int = 120
     pauses: tuple[Pause, ...] = ()
-    #: Processes of the loader; as many as the diagnosis of the scenario ``after`` advises, where that is given.
+    #: Loader workers; the number that the diagnosis of the scenario ``after`` advises, if given.
     loader_workers: int = 0
     after: str = ""
     #: Call ``model.forward`` rather than the model.
     calls_forward: bool = False
-    #: MiB kept of each step, and MiB taken at once, after this share of the steps; by ``memory_of``.
+    #: MiB leaked in each step, and MiB allocated at once, after this share of the steps; by ``memory_of``.
     leak: float = 0.0
     jump: float = 0.0
     jump_at: float = 0.5
     memory_of: str = ALL
-    #: Jitter of every phase, as a share of it, hiccups in one of a hundred steps, and memory that comes and goes.
+    #: Jitter of every phase, as a share of it, hiccups in one of a hundred steps, and fluctuating memory.
     noise: float = 0.0
     #: Compute threads of each rank for each core of the machine; 0 for one thread.
     threads_per_core: int = 0
-    #: Milliseconds of a step are computed, none waited.
+    #: Milliseconds of a step are all computation, without waiting.
     computes: bool = False
-    #: Save a checkpoint of so many MiB each so many steps.
+    #: Size in MiB and interval in steps of checkpoints.
     checkpoint: tuple[int, int] | None = None
-    #: Ranks on two hosts, the second with phases so many times as long.
+    #: Ranks on two hosts; factor of the second host's phase durations.
     slow_host: float = 0.0
     device: str = "cpu"
     #: On a device: MiB of a batch, whether it is pinned.
@@ -102,20 +103,20 @@ class Scenario:
     #: On a device: the host waits in forward instead of giving the device work.
     idle_device: bool = False
     world_sizes: tuple[int, ...] = (2, 3)
-    #: Whether TraceML is run beside it: on those that the claim names.
+    #: Whether TraceML is run too: for the scenarios of the claim.
     beside: bool = True
 
     @property
     def waits(self) -> bool:
-        """Whether phases wait. Where there is a device they give it work instead, unless it is to be idle."""
+        """Return whether phases wait. With a device they launch work on it instead, unless it is to be idle."""
         return self.idle_device or (self.device == "cpu" and not self.computes)
 
     def pause(self, where: str, step: int, rank: int, ranks: int) -> float:
-        """Seconds that this rank loses there."""
+        """Return the seconds that this rank loses in a phase."""
         return sum(pause.at(where, step, rank, ranks) for pause in self.pauses)
 
     def jitter(self, source: random.Random) -> float:
-        """By how much a phase is longer this time, as a factor."""
+        """Return the factor by which a phase is longer in this step."""
         return max(0.2, source.gauss(1.0, self.noise)) if self.noise else 1.0
 
     def takes_memory(self, rank: int, ranks: int) -> bool:
@@ -133,14 +134,14 @@ def _straggler(phase: str, where: str, of_traceml: tuple[str, ...], what: str) -
 
 
 _HEALTHY = Expected("healthy")
-#: What TraceML says of a healthy run.
+#: TraceML's verdicts on a healthy run.
 _CALM = ("BALANCED", "COMPUTE_BOUND", "NO_CLEAR_PERFORMANCE_BOTTLENECK")
-#: What it says of a late rank whose phase it does not know.
+#: TraceML's verdicts on a late rank with an unknown phase.
 _LATE = ("STRAGGLER",)
 _NOTHING: tuple[str, ...] = ()
 
 SCENARIOS = (
-    # The fifteen that the peers were judged by.
+    # The fifteen scenarios of the comparison with peers.
     Scenario("healthy", "nothing", _HEALTHY, _CALM),
     Scenario(
         "input_bound",
@@ -155,7 +156,7 @@ SCENARIOS = (
         "direct_forward",
         "the model's forward() is called by name",
         Expected("healthy", sees="forward"),
-        # Either it sees it through DDP, as we do, or it says that it does not.
+        # TraceML either detects it through DDP, as Powertrain does, or reports that it does not.
         (*_CALM, "INCOMPLETE_DATA", "INSUFFICIENT_STEP_TIME_DATA"),
         calls_forward=True,
     ),
@@ -195,7 +196,7 @@ SCENARIOS = (
     Scenario(
         "host_leak",
         "each step leaves 1 MiB behind on every rank",
-        # A process may grow by more than is kept: some runs lose a quarter more between the blocks of its heap.
+        # A process may grow by more than is leaked: some runs lose a quarter more to heap fragmentation.
         Expected("host_memory_leak", "", ALL, (("mib_per_step", 0.8, 1.5),)),
         _NOTHING,
         steps=200,
@@ -208,7 +209,7 @@ SCENARIOS = (
         ("RESIDUAL_HEAVY",),
         pauses=(Pause("loss", FAULT),),
     ),
-    # Seven more, and what they are told from.
+    # Seven more, with similar scenarios that they must be distinguished from.
     Scenario("memory_jump", "300 MiB more, once", _HEALTHY, _CALM, steps=200, jump=300.0),
     Scenario(
         "noise",
@@ -242,7 +243,7 @@ SCENARIOS = (
         _NOTHING,
         slow_host=2.0,
     ),
-    # Beyond them.
+    # Further scenarios.
     Scenario(
         "shard_spike",
         "each 20th batch opens a file, which takes 150 ms",
@@ -315,7 +316,8 @@ SCENARIOS = (
         Expected("device_memory_creep", "", ALL, (("mib_per_step", 0.8, 1.25),)),
         ("CREEP_EARLY", "CREEP_CONFIRMED"),
         device="cuda",
-        # What a device holds is read each second: it takes some dozens of seconds to tell creep from a few jumps.
+        # Device memory is sampled each second: some dozens of seconds are needed to distinguish a leak from a few
+        # jumps.
         steps=700,
         leak=1.0,
     ),

@@ -1,4 +1,4 @@
-"""A scenario as a run of ours, and what its diagnosis says."""
+"""A scenario as a Powertrain run, and its diagnosis."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from powertrain import Checkpoint, RunConfig, ScalingConfig, get_context, report
 from powertrain.config.trace import TraceConfig
 from powertrain.torch import TorchConfig, TorchTrainer, prepare_model
 
-#: Often enough for some dozens of looks at memory in a run of a few seconds.
+#: Sampling interval for some dozens of memory samples in a run of a few seconds.
 LOOK_EVERY = 0.1
 _REPORT_EVERY = 10
 
 
 @dataclass(frozen=True)
 class Said:
-    """What leads the diagnosis of a run, and the rest of it in short."""
+    """The first finding of a run's diagnosis, and a summary of the rest."""
 
     kind: str
     phase: str
@@ -35,14 +35,14 @@ class Said:
     #: Median seconds of each phase, and the host of each rank.
     phases: dict[str, float]
     hosts: tuple[str, ...]
-    #: The host that was made slow, if one was.
+    #: The slowed host, if any.
     slow_host: str = ""
 
 
 def run(
     scenario: Scenario, ranks: int, storage: str, *, name: str = "", steps: int = 0, loader_workers: int = 0
 ) -> Said:
-    """Train it on this machine, or on the Ray that this process is connected to."""
+    """Run a scenario on this machine, or on the Ray that this process is connected to."""
     on_gpu = scenario.device != "cpu"
     name = name or f"{scenario.name}-{ranks}"
     trainer = TorchTrainer(
@@ -51,7 +51,7 @@ def run(
         scaling_config=ScalingConfig(
             num_workers=ranks,
             use_gpu=on_gpu,
-            # All ranks share one GPU, which NCCL does not allow: gradients go by gloo.
+            # All ranks share one GPU, which NCCL does not allow: gradients use gloo.
             resources_per_worker={"GPU": round(1 / ranks, 2)} if on_gpu else None,
         ),
         torch_config=TorchConfig(backend="gloo"),
@@ -66,7 +66,7 @@ def run(
 
 
 def said(directory: Path) -> Said:
-    """Read from what the run has left, as anybody would."""
+    """Return the diagnosis, read from the run's directory."""
     summary = json.loads((directory / "final_summary.json").read_text())
     first, *others = summary["findings"]
     return Said(
@@ -99,7 +99,7 @@ def _train(config: dict[str, Any]) -> None:
 
 
 def slow_host() -> str:
-    """Told by environment: whoever makes the hosts names them."""
+    """Return the slow host, from an environment variable set by the code that creates the hosts."""
     return os.environ.get("SLOW_HOST", "")
 
 

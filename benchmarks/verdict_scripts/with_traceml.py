@@ -1,6 +1,6 @@
 """The same loop traced by TraceML as its documentation says, started by ``traceml run``.
 
-Scenario and steps come by environment, because its launcher keeps the arguments for itself.
+Scenario and steps are passed by environment variables, because the launcher consumes the arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scenarios import BY_NAME
 
 
 def save(step: int, directory: str) -> None:
-    """As a report of ours does: a copy that stays, whatever becomes of the directory."""
+    """Save a durable copy of the state, like a report of Powertrain."""
     shutil.copytree(directory, Path(os.environ["SAVED"], str(dist.get_rank())), dirs_exist_ok=True)
 
 

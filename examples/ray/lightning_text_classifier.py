@@ -1,4 +1,4 @@
-"""Lightning in traced workers: a small text classifier, with delays to try what the card at the end says of them.
+"""Lightning in traced workers: a small text classifier, with delays to see their diagnosis on the card at the end.
 
 Needs Lightning (``pip install lightning``). It runs on this machine, or on the Ray cluster that ``--ray-address``
 names::
@@ -40,7 +40,7 @@ VOCABULARY = {word: number for number, word in enumerate([*COMMON, *" ".join(TOP
 
 
 def sentences(count: int) -> powertrain.data.Dataset:
-    """Rows of words as numbers, and the topic that a third of the words are of."""
+    """Return rows of words as numbers, with the topic of a third of the words."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, len(TOPICS), count)
     words = generator.integers(0, len(COMMON), (count, WORDS))
@@ -57,7 +57,7 @@ class Batches:
     def __init__(self, delay: float, transfer_dim: int) -> None:
         self._rows = powertrain.get_dataset_shard("train")
         self._delay = delay
-        # One tensor for all batches: what is to be seen is how long it takes to the device.
+        # One tensor for all batches: only the time of the copy to the device matters.
         self._ballast = torch.zeros(BATCH_SIZE, transfer_dim)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
@@ -67,7 +67,7 @@ class Batches:
 
 
 class TextClassifier(nn.Module):
-    """Words to a topic; ``delay`` seconds slower than it has to be."""
+    """Classifier of words by topic, slowed by ``delay`` seconds."""
 
     def __init__(self, delay: float, width: int = 128) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class LearnTopics(lightning.LightningModule):
 
 
 def train_loop_per_worker(config: dict[str, Any]) -> None:
-    """What every worker runs: Lightning's Trainer, in the process group that is there already."""
+    """Training function of every worker: Lightning's Trainer, in the existing process group."""
     rank = powertrain.get_context().get_world_rank()
 
     def delay(kind: str) -> float:
@@ -117,7 +117,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
         enable_model_summary=False,
     )
     batches = traceml.wrap_dataloader_fetch(Batches(delay("input_delay_ms"), config["transfer_dim"]))
-    # The same name and storage path again goes on from the newest checkpoint, in mid-epoch.
+    # The same name and storage path resume from the newest checkpoint, in mid-epoch.
     prepare_trainer(trainer).fit(LearnTopics(delay("delay_ms")), batches, ckpt_path="last")
 
 

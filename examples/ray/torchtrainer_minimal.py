@@ -1,4 +1,4 @@
-"""The smallest traced training: two workers, a small model, and at its end a card that says where the time went.
+"""Minimal traced training: two workers, a small model, and a card with the time of each phase at the end.
 
 It runs on this machine, or on the Ray cluster that ``--ray-address`` names. With a delay for each batch, the card says
 that the run waits for its input, and what would help::
@@ -27,14 +27,14 @@ BATCH_SIZE = 64
 
 
 def delayed(batches: Iterable[Any], seconds: float) -> Iterator[Any]:
-    """The same batches from a slower place."""
+    """Return the same batches from a slower source."""
     for batch in batches:
         time.sleep(seconds)
         yield batch
 
 
 def train_loop_per_worker(config: dict[str, Any]) -> None:
-    """What every worker runs: ``config["steps"]`` steps over its share of the rows, again and again."""
+    """Training function of every worker: ``config["steps"]`` steps over its share of the rows, repeatedly."""
     from torch import nn, optim
 
     import powertrain.trace as traceml
@@ -65,7 +65,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
 
 
 def rows(count: int) -> powertrain.data.Dataset:
-    """Points in four classes."""
+    """Return points in four classes."""
     generator = np.random.default_rng(0)
     classes = generator.integers(0, 4, count)
     points = generator.normal(size=(count, 32)) + classes[:, None] * 0.5

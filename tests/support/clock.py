@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A manual clock for tests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _MOVED = object()
 
 
 class ManualClock:
-    """Stands in for ``time.monotonic``, ``time.time`` and for the clock of a run. Call it for the time."""
+    """Replacement for ``time.monotonic``, ``time.time`` and the clock of a run. Call it for the time."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
         self._lock = threading.Condition()
-        #: Queues that a thread waits on, to be woken when time moves.
+        #: Queues with a waiting thread, to be woken when time advances.
         self._waiting: list[queue.SimpleQueue[Any]] = []
 
     def __call__(self) -> float:
@@ -28,7 +28,7 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> float:
-        """Move on and return the new time. Time does not run backwards. Any thread."""
+        """Advance the clock and return the new time. Time never runs backwards. Any thread."""
         if seconds < 0:
             raise ValueError(f"A clock cannot be moved by {seconds:g} s: time does not run backwards.")
         with self._lock:
@@ -39,14 +39,14 @@ class ManualClock:
         return self._now
 
     def advance_when_waiting(self, seconds: float, timeout: float = 30.0) -> None:
-        """Move on as soon as a thread waits on this clock with nothing left to do. Any other thread."""
+        """Advance the clock once a thread waits on it with an empty inbox. Any other thread."""
         with self._lock:
             waits = self._lock.wait_for(lambda: any(inbox.empty() for inbox in self._waiting), timeout)
         assert waits, f"no thread waited on the clock within {timeout:g} s"
         self.advance(seconds)
 
     def wait(self, inbox: queue.SimpleQueue[Any], until: float | None) -> Any:
-        """Return the next item of ``inbox``; raises ``queue.Empty`` once the clock was moved to ``until``."""
+        """Return the next item of ``inbox``; raise ``queue.Empty`` once the clock has reached ``until``."""
         with self._lock:
             self._waiting.append(inbox)
             self._lock.notify_all()

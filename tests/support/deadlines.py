@@ -1,8 +1,8 @@
-"""The last resort against a test that hangs in C, where pytest-timeout's exception cannot reach it.
+"""Hard timeout for a test that hangs in C, where pytest-timeout's exception cannot reach it.
 
 pytest-timeout raises in the main thread as soon as Python code runs there again. A thread of :mod:`faulthandler` waits
-a little longer, writes the stacks of all threads, and ends the process; pytest-xdist then reports the test as the one
-that crashed its worker, starts a new worker and goes on.
+a little longer, writes the stacks of all threads, and ends the process; pytest-xdist then reports the test as crashed,
+starts a new worker and continues.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GRACE_S = 60.0
 
 
 def timeout_of(item: pytest.Item) -> float:
-    """Return the seconds that pytest-timeout gives a test; 0 where it has no timeout."""
+    """Return the pytest-timeout of a test in seconds; 0 for none."""
     mark = item.get_closest_marker("timeout")
     if mark is not None:
         return float(mark.args[0] if mark.args else mark.kwargs.get("timeout", 0))

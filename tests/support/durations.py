@@ -1,6 +1,6 @@
-"""Recorded durations of tests: ``python -m tests.support.durations REPORT.xml ...`` writes them anew.
+"""Recorded durations of tests: ``python -m tests.support.durations REPORT.xml ...`` updates them.
 
-The reports are pytest's (``--junitxml``), together of all tests, on a machine that does nothing else. Only tests that
+The reports are pytest's (``--junitxml``), together of all tests, on an otherwise idle machine. Only tests that
 take a noticeable time are kept.
 """
 

@@ -18,11 +18,11 @@ def install(
     """Make a package visible to ``importlib.metadata``, and importable.
 
     Args:
-        monkeypatch: Takes it back at the end of the test.
+        monkeypatch: Undoes it at the end of the test.
         tmp_path: Holds the ``dist-info`` directory, and modules that a test writes.
         name: The name of the package.
         entry_points: Values by name, by group.
-        package: A directory that holds the package's modules, where they are not in ``tmp_path``.
+        package: A directory with the package's modules, if they are not in ``tmp_path``.
     """
     info = tmp_path / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a test finds when it begins, and what it leaves behind when it ends."""
+"""Detection of processes, threads and files that a test leaves behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from tests.ray_nodes import processes_of_ray
 
-#: How long a test's processes, threads and files may take to go after its last line.
+#: Seconds for a test's processes, threads and files to disappear after its last line.
 _PATIENCE_S = 20.0
 #: Set by the tools around a test, not by the test.
 _FOREIGN_VARIABLES = {"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"}
@@ -36,7 +36,7 @@ class Surroundings:
         self.runtime_files = set(_runtime_files())
 
     def leftovers(self) -> list[str]:
-        """One sentence for each thing that is still there after :data:`_PATIENCE_S`; puts back what it can."""
+        """Return one sentence for each leftover after :data:`_PATIENCE_S`; restore the state where possible."""
         lingering = _until_gone(lambda: [*self._processes(), *self._threads(), *self._files()])
         return [*lingering, *self._variables(), *self._directory(), *_process_group()]
 
@@ -103,7 +103,7 @@ def _description(pid: int) -> list[str]:
         process = psutil.Process(pid)
         with process.oneshot():
             if process.status() == psutil.STATUS_ZOMBIE and process.ppid() != os.getpid():
-                return []  # its parent is about to reap it, and it holds nothing any more
+                return []  # its parent is about to reap it, and it holds no resources
             return [f"process {process.pid} ({process.status()}): {' '.join(process.cmdline())[:200]}"]
     except psutil.NoSuchProcess:
         return []
@@ -117,8 +117,8 @@ def _put_back(name: str, value: str | None) -> None:
 
 
 def _lasting_pids() -> set[int]:
-    """Processes that tests share and that end with this one: warm servers, multiprocessing's tracker."""
-    local = sys.modules.get("powertrain.engine.local.warm_server")  # looking must not load it
+    """Return processes that tests share and that end with this one: warm servers, multiprocessing's tracker."""
+    local = sys.modules.get("powertrain.engine.local.warm_server")  # the check must not import it
     servers = set(local.server_pids()) if local else set()
     tracker: int | None = getattr(resource_tracker._resource_tracker, "_pid", None)
     of_ray = {pid for cluster in clusters for pid in processes_of_ray(cluster)}
@@ -126,7 +126,7 @@ def _lasting_pids() -> set[int]:
 
 
 def _runtime_files() -> list[Path]:
-    """What runs have put into this session's runtime directory."""
+    """Return the files of runs in this session's runtime directory."""
     root = Path(os.environ["XDG_RUNTIME_DIR"], "powertrain")
     return sorted(root.iterdir()) if root.is_dir() else []
 

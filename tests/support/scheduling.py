@@ -1,4 +1,4 @@
-"""Which worker of pytest-xdist runs what: whole files, the longest first, and each group of Ray tests on one worker.
+"""Test distribution for pytest-xdist: whole files, the longest first, and each group of Ray tests on one worker.
 
 A file stays together because its tests share fixtures, such as an S3 server. Only workers collect tests and know their
 groups; they write them to a file for the scheduler, which lives in the main process. (xdist's own way, the group's name
@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-#: Seconds that are assumed of a test without a recorded duration.
+#: Assumed seconds of a test without a recorded duration.
 _UNRECORDED = 0.05
-#: Names the file with the groups.
+#: Environment variable with the path of the groups file.
 _VARIABLE = "POWERTRAIN_TESTS_GROUPS"
 
 
 def make_groups_file() -> Path:
-    """Make the file with the groups, in the main process before it starts workers."""
+    """Create the groups file, in the main process before it starts workers."""
     descriptor, name = tempfile.mkstemp(prefix="tests-groups-")
     os.close(descriptor)
     os.environ[_VARIABLE] = name
@@ -46,12 +46,12 @@ def read_groups() -> dict[str, str]:
 
 
 def unit_of(nodeid: str, groups: Mapping[str, str]) -> str:
-    """Return what a test is scheduled together with: its group, or its file."""
+    """Return the scheduling unit of a test: its group, or its file."""
     return groups.get(nodeid) or nodeid.partition("::")[0]
 
 
 def in_order(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
-    """Sort tests so that the files and groups that take longest begin first; inside of each nothing changes."""
+    """Sort tests so that the longest files and groups begin first; the order within each is kept."""
     totals: dict[str, float] = {}
     units = []
     for item in items:
@@ -63,7 +63,7 @@ def in_order(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list
 
 
 class ByFile(LoadScopeScheduling):
-    """Hand out files and groups in the order of the collection, and never a test that has crashed its worker again."""
+    """Schedule files and groups in collection order; a test that crashed its worker is never repeated."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
@@ -71,7 +71,7 @@ class ByFile(LoadScopeScheduling):
         self._groups: dict[str, str] = {}
 
     def schedule(self) -> None:
-        """Hand out tests: all workers have collected by now."""
+        """Schedule tests, after all workers have collected."""
         self._groups = self._groups or read_groups()
         super().schedule()
 
@@ -79,21 +79,23 @@ class ByFile(LoadScopeScheduling):
         return unit_of(nodeid, self._groups)
 
     def _reschedule(self, node: Any) -> None:
-        """Give a worker more to do, or end it. A worker begins with a test only when it knows the next one, so it is
-        never left with a single one."""
+        """Schedule more tests on a worker, or shut it down.
+
+        A worker begins a test only when it knows the next one, so it is never left with a single one.
+        """
         super()._reschedule(node)
         while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)
 
     def mark_test_pending(self, item: str) -> None:  # type: ignore[override, unused-ignore]
-        """Hand out a test again that has crashed its worker, where its marker allows that."""
+        """Reschedule a test that has crashed its worker, if its marker allows that."""
         self._groups[item] = f"again: {item}"
         self.workqueue[self._groups[item]] = {item: False}
         for node in self.nodes:
             self._reschedule(node)
 
     def remove_node(self, node: Any) -> str | None:
-        """Forget a worker that has ended; returns the test that it crashed in, if any, and hands out the rest."""
+        """Remove a worker that has ended; return the test that it crashed in, if any, and reschedule the rest."""
         running = next(
             (
                 (unit, nodeid)

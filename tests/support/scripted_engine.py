@@ -1,7 +1,7 @@
-"""An engine without processes: a script says what is granted, lost and drained, and small functions play the workers.
+"""An engine without processes: a script determines grants, losses and drains, and functions act as workers.
 
-Each fork is one thread that plays a process. A process whose entry is a training worker's speaks the real wire:
-it decodes its spec, greets the controller, answers calls, reports, crosses boundaries and sends its outcome, so a real
+Each fork is one thread that simulates a process. A training worker uses the real wire protocol: it decodes its spec,
+makes the handshake with the controller, replies to calls, reports, crosses boundaries and sends its outcome, so a real
 controller can be driven from its first request to its end in milliseconds::
 
     def play(worker):
@@ -12,10 +12,9 @@ controller can be driven from its first request to its end in milliseconds::
 
     engine = ScriptedEngine(play)
 
-By default every request is granted whole and at once. ``on_request`` changes that: it is called with the engine
-and the claim, and may ``grant`` in parts, ``say_waiting``, or keep the claim for later. How many slots could be had is
-said by ``tell_capacity``, before the run begins to watch or later; a script that never calls it has an engine whose
-capacity does not change.
+By default every request is granted completely and immediately. ``on_request`` changes that: it is called with the
+engine and the claim, and may ``grant`` in parts, ``say_waiting``, or hold the claim. ``tell_capacity`` sets the
+available slots, before the run begins to watch or later; without it the capacity does not change.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ from powertrain.errors import EngineError, ResourceError
 from powertrain.wire.hub import Hub
 from powertrain.worker.main import ENTRY
 
-#: Seconds that ``close`` waits for a played process; one that plays on longer is a fault of its script.
+#: Timeout of ``close`` for a simulated process; exceeding it is an error of the script.
 _PATIENCE = 10.0
 
 
 @dataclass
 class ScriptedClaim:
-    """One request and what it has been given so far."""
+    """One request and its granted slots so far."""
 
     id: str
     count: int
@@ -74,7 +73,7 @@ Program = Callable[[ScriptedProcess], int]
 
 
 def play_uploader(process: ScriptedProcess) -> int:
-    """The real uploader in the thread of a played process."""
+    """Run the real uploader in the thread of a simulated process."""
     spec = msgspec.msgpack.decode(process.spec.payload, type=uploader.UploaderSpec)
     uploader.Uploader(spec, watch=process.ended_descriptor).serve()
     process.check()
@@ -82,7 +81,7 @@ def play_uploader(process: ScriptedProcess) -> int:
 
 
 def grant_all(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
-    """The usual answer to a request: all of it, at once."""
+    """Grant a request completely and immediately: the default."""
     engine.grant(claim, claim.count)
 
 
@@ -106,8 +105,11 @@ class ScriptedEngine:
         shares_driver_process: bool = False,
         attends: bool = True,
     ) -> None:
-        """``most`` slots exist, on ``hosts`` in turn; ``programs`` plays entries other than a training worker's.
-        Without ``attends`` the ranks carry their own checkpoints."""
+        """Create an engine with ``most`` slots, on ``hosts`` in turn; ``programs`` simulates entries other than
+        workers.
+
+        Without ``attends`` the ranks upload their own checkpoints.
+        """
         self.restarts, self.replaces, self._attends = restarts, replaces, attends
         self.owns_processes, self.shares_driver_process = owns_processes, shares_driver_process
         self.forks_driver = False
@@ -123,18 +125,18 @@ class ScriptedEngine:
         self._lost: set[str] = set()
         self._closed = False
         self._capacity: int | None = None
-        #: The shape whose capacity the run watches, None while it watches none; and each number it would use of it.
+        #: The shape whose capacity the run watches, None for none; and each number it would use.
         self.watched: SlotShape | None = None
         self.wanted: list[int] = []
-        #: Every claim that was requested, oldest first.
+        #: All claims, oldest first.
         self.claims: list[ScriptedClaim] = []
-        #: Every process that was forked, oldest first.
+        #: All forked processes, oldest first.
         self.forked: list[ScriptedProcess] = []
 
     # -- the protocol
 
     def connect(self, hub: Hub) -> None:
-        """Its workers are functions."""
+        """Do nothing: the workers are functions."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         self._events, self._output = events, output
@@ -159,7 +161,7 @@ class ScriptedEngine:
                 known.withdrawn |= known.id == claim.id
 
     def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
-        """Tells at once what the script has said, if anything."""
+        """Watch the capacity; reports the value of the script immediately, if any."""
         with self._lock:
             self.watched = shape
             self.wanted.append(wanted)
@@ -180,7 +182,7 @@ class ScriptedEngine:
         ).start()
 
     def attend(self, beside: Slot, spec: ProcessSpec) -> Slot | None:
-        """Play the process on a slot of its own; an uploader is played by the real one."""
+        """Run the process on its own slot; an uploader is the real one."""
         if not self._attends:
             return None
         slot = Slot(f"attendants/{next(self._numbers)}", beside.host, beside.address)
@@ -189,7 +191,7 @@ class ScriptedEngine:
         return slot
 
     def signal(self, slot: Slot, number: _signal.Signals) -> None:
-        """Any signal ends a played process: none of them handles one."""
+        """End a simulated process: it handles no signal."""
         process = self._processes.get(slot.id)
         if process is not None:
             process.kill(-number)
@@ -224,7 +226,7 @@ class ScriptedEngine:
     # -- the script's side; any thread
 
     def grant(self, claim: ScriptedClaim, count: int) -> tuple[Slot, ...]:
-        """Give ``count`` more slots to a claim; none to one that was withdrawn."""
+        """Grant ``count`` more slots to a claim; none to a withdrawn one."""
         with self._lock:
             if claim.withdrawn:
                 return ()
@@ -233,11 +235,11 @@ class ScriptedEngine:
             return slots
 
     def say_waiting(self, claim: ScriptedClaim, reason: str) -> None:
-        """Say what a claim still waits for."""
+        """Report the reason why a claim waits."""
         self._tell(Waiting(claim.id, len(claim.slots), reason))
 
     def lose(self, slot: Slot, reason: str = "the script took it away") -> None:
-        """Withdraw a slot, and end its process without another word."""
+        """Withdraw a slot, and end its process without a message."""
         with self._changed:
             self._held.pop(slot.id, None)
             process = self._processes.get(slot.id)
@@ -252,7 +254,7 @@ class ScriptedEngine:
         self._tell(Drain(slot, deadline, reason))
 
     def tell_capacity(self, count: int) -> None:
-        """From now on so many slots could be had, those that are held included: told if the run watches, else kept."""
+        """Set the available slots, including held ones; reported if the run watches, else stored."""
         with self._lock:
             changed, self._capacity = count != self._capacity, count
             if changed and self.watched is not None:
@@ -264,7 +266,7 @@ class ScriptedEngine:
         if process is not None:
             process.kill(code, out_of_memory)
 
-    # -- how it works
+    # -- implementation
 
     def _new_slot(self, claim: ScriptedClaim) -> Slot:
         number = len(claim.slots)

@@ -30,7 +30,7 @@ from powertrain.worker.service.service import Service
 
 
 class Ended(BaseException):
-    """Unwinds the thread of a played process that has ended. Not an ``Exception``: a play must not catch it."""
+    """Raised to unwind the thread of an ended process. Not an ``Exception``: a script must not catch it."""
 
     def __init__(self, code: int, out_of_memory: bool = False) -> None:
         super().__init__(code)
@@ -38,7 +38,7 @@ class Ended(BaseException):
 
 
 class ScriptedProcess:
-    """A process that is played by a thread. ``die`` and ``kill`` end it; blocking calls notice that."""
+    """A process simulated by a thread. ``die`` and ``kill`` end it; blocking calls detect that."""
 
     _pids = itertools.count(5_000_001)  # above the largest pid a system gives
 
@@ -49,14 +49,14 @@ class ScriptedProcess:
         self._end = Ended(0)
         self._lock = threading.Lock()
         self._when_ended: list[Callable[[], None]] = []
-        #: What is seen of it from outside while it lives; a script may change these.
+        #: Its state as seen from outside; a script may change it.
         self.state, self.debugged = "running", False
         self.stacks: tuple[ProcessStack, ...] = ()
-        #: Becomes readable when the process ends, for code that waits on descriptors.
+        #: Becomes readable when the process exits, for code that waits on descriptors.
         self.ended_descriptor, self._ended_write = os.pipe()
 
     def write(self, text: str) -> None:
-        """Standard output: to the log and to whoever the engine delivers to."""
+        """Write to standard output: the log and the engine's receiver."""
         self.check()
         data = text.encode()
         if self.spec.log_path:
@@ -66,7 +66,7 @@ class ScriptedProcess:
         self._output(data)
 
     def kill(self, code: int, out_of_memory: bool = False) -> None:
-        """End it from outside. Any thread; the first call counts."""
+        """Kill the process from outside. Any thread; the first call counts."""
         with self._lock:
             if self._ending.is_set():
                 return
@@ -78,7 +78,7 @@ class ScriptedProcess:
             callback()
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call back when it is killed, at once if it has been: for what waits on neither event nor descriptor."""
+        """Call back when it is killed, immediately if it has been; for waits on neither event nor descriptor."""
         with self._lock:
             self._when_ended.append(callback)
             ended = self._ending.is_set()
@@ -86,12 +86,12 @@ class ScriptedProcess:
             callback()
 
     def check(self) -> None:
-        """Go no further if the process has ended."""
+        """Raise if the process has ended."""
         if self._ending.is_set():
             raise self._end
 
     def wait_for(self, event: threading.Event | None = None) -> None:
-        """Wait for ``event``, or for nothing but the end; never longer than the process lives."""
+        """Wait for ``event``, or for the end of the process."""
         if event is None:
             self._ending.wait()
         while event is not None and not event.wait(0.002):
@@ -99,28 +99,28 @@ class ScriptedProcess:
         self.check()
 
     def forget(self) -> None:
-        """Give back what it holds. Its thread has ended, and a later ``kill`` has no effect."""
+        """Release its resources. Its thread has ended, and a later ``kill`` has no effect."""
         with self._lock:
             self._ending.set()
             os.close(self.ended_descriptor)
             os.close(self._ended_write)
 
 
-#: Made here, because msgspec looks at a class when it is decoded first, and crashes where two threads do that at once.
+#: Created here, because msgspec inspects a class at its first decoding, and crashes if two threads do so at once.
 _decode_worker_spec = msgspec.msgpack.Decoder(WorkerSpec).decode
 
 
 class ScriptedWorker:
-    """A training worker as a play sees it. It speaks the wire as a real one does."""
+    """A training worker for scripts. It uses the real wire protocol."""
 
     def __init__(self, process: ScriptedProcess) -> None:
         self.process = process
         self.spec = _decode_worker_spec(process.spec.payload)
         place = self.place = self.spec.place
         self.rank, self.world_size, self.attempt = place.rank, place.world_size, place.attempt
-        #: Path of the checkpoint to go on from; "" for none.
+        #: Path of the checkpoint to resume from; "" for none.
         self.checkpoint = place.start.checkpoint
-        #: The newest row this rank has reported; the attempt goes on after the restored one.
+        #: The newest row of this rank; the attempt continues after the restored one.
         self.row = place.first_row - 1
         self.gate, self.progress = Gate(), Progress()
         self._syncs = 0
@@ -144,7 +144,7 @@ class ScriptedWorker:
         self.service.on_carry = self._carry
         self.service.on_settled = lambda settled: self._staging.settled(settled.row)
 
-    # -- what a play calls
+    # -- for scripts
 
     def report(
         self,
@@ -155,7 +155,8 @@ class ScriptedWorker:
         barrier: bool = False,
         solo: bool = False,
     ) -> None:
-        """As ``powertrain.report``; ``files`` is the content of a checkpoint, ``name`` its ``checkpoint_dir_name``."""
+        """Report as ``powertrain.report`` does; ``files`` is the content of a checkpoint, ``name`` its
+        ``checkpoint_dir_name``."""
         self.process.check()
         if solo:
             self.service.post(Point(row=0, at=time.time(), metrics=dict(metrics), solo=True))
@@ -175,28 +176,28 @@ class ScriptedWorker:
         self._boundaries.leave_report()
 
     def should_checkpoint(self) -> bool:
-        """As ``powertrain.should_checkpoint``."""
+        """Return as ``powertrain.should_checkpoint`` does."""
         told = self._boundaries.check_save()
         self.process.check()
         return told
 
     def preemption(self) -> Preemption | None:
-        """As ``powertrain.get_preemption_info``."""
+        """Return as ``powertrain.get_preemption_info`` does."""
         known = self._boundaries.check_preemption()
         self.process.check()
         return known
 
     @property
     def resize_to(self) -> int:
-        """The number of workers that the run is about to go on with; 0 for no change."""
+        """Return the number of workers of the pending resize; 0 for none."""
         return self._boundaries.resize_to
 
     def notice(self, signal: str = "SIGTERM", times: int = 1) -> None:
-        """Say that this rank's process was asked to end."""
+        """Send a preemption notice for this rank's process."""
         self.service.send_now(Noticed(signal=signal, times=times))
 
     def meet(self, data: bytes = b"") -> bytes:
-        """Wait for all ranks at the next collective; returns what rank 0 brought."""
+        """Wait for all ranks at the next collective; return the value of rank 0."""
         self._syncs += 1
         received = self.service.meet(Arrived(sync=self._syncs, kind="barrier", data=data))
         self.process.check()
@@ -214,15 +215,15 @@ class ScriptedWorker:
         raise AssertionError("a hang ends only with the process")
 
     def die(self, code: int, out_of_memory: bool = False) -> NoReturn:
-        """End at once with this exit code, negative for a signal, and say nothing more."""
+        """Exit immediately with this code, negative for a signal, without a message."""
         self.process.kill(code, out_of_memory)
         self.process.check()
         raise AssertionError("a process that was ended goes no further")
 
-    # -- how it lives
+    # -- life cycle
 
     def live(self, play: Callable[[ScriptedWorker], Any]) -> int:
-        """From hello to dismissal."""
+        """Run the protocol from handshake to dismissal."""
         try:
             self.service.send_now(Hello(pid=self.process.pid, host=self.process.slot.host))
             code = 0

@@ -26,13 +26,12 @@ FAST = "smoke or not (e2e or ray or slow or gpu)"
 REST_ON_RAY = "not smoke and ray and not gpu"
 REST = "not smoke and (gpu or (e2e or slow) and not ray)"
 SLOW_SECONDS = 3.0
-#: Ray tests are divided among so many groups. A group stays on one worker, which starts one cluster for all of it.
+#: Number of groups of Ray tests. A group stays on one worker, which starts one cluster for all of it.
 RAY_GROUPS = 1
-#: How often a test that is marked as unsteady is run again.
+#: Number of retries of a test that is marked as unsteady.
 RERUNS = 2
-#: Matches the text of no error. Ray's core ends a process that is connected to it without a word (``_Exit(1)``) when
-#: one of its own checks fails, once in some hundred runs: a test on Ray that was crashed is run once more, and listed.
-#: One that fails is not.
+#: Matches no error text. Ray's core exits a connected process silently (``_Exit(1)``) when one of its own checks fails,
+#: once in some hundred runs: a crashed test on Ray is retried once, and listed. A failed one is not.
 _NO_ERROR = r"(?!)"
 _WHOLE_RUNS = ("tests/stories/", "tests/seeds/", "tests/migration/test_programs")
 
@@ -48,7 +47,7 @@ MARKERS = (
 
 
 def needs_ray(name: str, fixtures: Sequence[str]) -> bool:
-    """Return True where "ray" is a word of a test's name or of one of its fixtures."""
+    """Return whether "ray" is a word of a test's name or of one of its fixtures."""
     return any(word == "ray" for text in (name, *fixtures) for word in re.split(r"[^a-z]+", text))
 
 
@@ -64,7 +63,7 @@ def markers_of(nodeid: str, fixtures: Sequence[str], seconds: float) -> list[str
 
 
 def balanced(seconds: Mapping[str, float], groups: int) -> dict[str, int]:
-    """Divide names among so many groups that take about equally long; returns the group of each, from 0 on."""
+    """Divide names among groups of similar duration; return the group of each, from 0."""
     totals = [0.0] * groups
     group_of = {}
     for name in sorted(seconds, key=lambda name: (-seconds[name], name)):

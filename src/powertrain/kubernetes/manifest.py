@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 
 def documents(options: RayJobOptions) -> list[Document]:
-    """The Kubernetes objects of the job, in the order in which they are to be made."""
+    """Return the Kubernetes objects of the job, in order of creation."""
     made: list[Document] = []
     if isinstance(options.script, CarriedScript):
         data = {options.script.name: options.script.text}
@@ -73,7 +73,7 @@ def _ray_job(options: RayJobOptions) -> Document:
     labels: dict[str, str] = {}
     if options.queue:
         labels[_QUEUE_LABEL] = options.queue
-        # Kueue lets it go on once there is room; a job that begins by itself would pass by the queue.
+        # Kueue resumes it once there is room; a job that starts by itself would bypass the queue.
         spec["suspend"] = True
     spec["rayClusterSpec"] = {"headGroupSpec": _head(options), "workerGroupSpecs": [_workers(options)]}
     metadata = _metadata(options, options.name, **labels)
@@ -81,7 +81,7 @@ def _ray_job(options: RayJobOptions) -> Document:
 
 
 def _entrypoint(options: RayJobOptions) -> str:
-    """The command line that the head runs.
+    """Return the command line of the head.
 
     Modes with a submitter pass it through a container's arguments, where Kubernetes reads "$(NAME)" and "$$".
     """
@@ -90,14 +90,14 @@ def _entrypoint(options: RayJobOptions) -> str:
 
 
 def _literal(text: str) -> str:
-    """``text`` so that Kubernetes, which replaces $(NAME) and reads $$ as $, arrives at ``text``."""
+    """Escape ``text`` for Kubernetes, which expands $(NAME) and reads $$ as $."""
     return re.sub(r"\$(?=[$(])", "$$$$", text)
 
 
 def _head(options: RayJobOptions) -> Document:
     resources = {"cpu": options.head_cpus, "memory": options.head_memory}
     return {
-        # No CPU and no GPU for Ray to give away: the head runs the script and its controller, never a worker.
+        # No CPU and no GPU for Ray to schedule: the head runs the script and its controller, never a worker.
         "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0", "num-gpus": "0"},
         "template": {"spec": _pod(options, "ray-head", resources)},
     }
@@ -110,7 +110,7 @@ def _workers(options: RayJobOptions) -> Document:
         resources[_GPU] = str(options.gpus_per_worker * share)
     pod = _pod(options, "ray-worker", resources)
     if options.gpus_per_worker:
-        # Nodes with GPUs are commonly closed to pods that do not say that they want one.
+        # GPU nodes are commonly tainted against pods without a toleration.
         pod["tolerations"] = [{"key": _GPU, "operator": "Exists", "effect": "NoSchedule"}]
     if options.node_selector:
         pod["nodeSelector"] = dict(options.node_selector)
@@ -126,15 +126,15 @@ def _workers(options: RayJobOptions) -> Document:
 
 
 def _pod(options: RayJobOptions, container: str, resources: Mapping[str, str]) -> Document:
-    """What head and workers have in common: the same image, storage, environment and script."""
+    """Return the common part of head and workers: the same image, storage, environment and script."""
     variables = {STORAGE_VARIABLE: options.storage_path, **options.env}
     made: Document = {
         "name": container,
         "image": options.image,
-        # A run takes the directory it was started in to every node; the image's own could be gigabytes.
+        # A run ships its launch directory to every node; the image's own could be gigabytes.
         "workingDir": str(PurePosixPath(options.script.path).parent),
         "env": [{"name": key, "value": _literal(value)} for key, value in variables.items()],
-        # Equal, so that the pod is never the one that is killed for another's memory.
+        # Equal to the request, so that the pod is never evicted for another's memory.
         "resources": {"requests": dict(resources), "limits": dict(resources)},
     }
     if options.env_from_secrets:
@@ -153,7 +153,7 @@ def _pod(options: RayJobOptions, container: str, resources: Mapping[str, str]) -
 
 
 def _volumes(options: RayJobOptions) -> tuple[list[Document], list[Document]]:
-    """The volumes of a pod and where its container has them."""
+    """Return the volumes of a pod and the mounts of its container."""
     volumes: list[Document] = []
     mounts: list[Document] = []
     if options.claim:
@@ -161,28 +161,28 @@ def _volumes(options: RayJobOptions) -> tuple[list[Document], list[Document]]:
         mounts.append({"name": "checkpoints", "mountPath": STORAGE_MOUNT})
     if isinstance(options.script, CarriedScript):
         volumes.append({"name": "script", "configMap": {"name": _script_object(options)}})
-        # As one file: the whole ConfigMap would add links and hidden directories that would travel along.
+        # Mounted as one file: the whole ConfigMap would add links and hidden directories that would be shipped too.
         mount = {"mountPath": options.script.path, "subPath": options.script.name, "readOnly": True}
         mounts.append({"name": "script", **mount})
     return volumes, mounts
 
 
 def _times(amount: str, count: int) -> str:
-    """``count`` times the quantity ``amount``, in its unit."""
+    """Return ``count`` times the quantity ``amount``, in its unit."""
     number, unit = re.fullmatch(r"([0-9.]+)(.*)", amount).groups()  # type: ignore[union-attr]
     product = f"{Decimal(number) * count:f}"
     return (product.rstrip("0").rstrip(".") if "." in product else product) + unit
 
 
-#: Words that no reader of YAML takes for a number, a truth value or nothing. Readers differ: to Kubernetes's, but not
-#: to PyYAML's, "1e3" is a number and "y" is true. So everything else is put in quotes.
+#: Words that no YAML parser reads as a number, a boolean or null. Parsers differ: to Kubernetes's, but not to PyYAML's,
+#: "1e3" is a number and "y" is true. So everything else is quoted.
 _PLAIN = re.compile(
     r"(?!(?:true|false|yes|no|on|off|y|n|null|inf|nan)\Z)[a-z/][a-z0-9_./-]*\Z", re.IGNORECASE
 )
 
 
 def to_yaml(objects: Sequence[Document]) -> str:
-    """The objects as one YAML text, each after a line "---"; texts of several lines stay readable."""
+    """Return the objects as one YAML text, each after a line "---"; multi-line texts stay readable."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -190,7 +190,7 @@ def to_yaml(objects: Sequence[Document]) -> str:
             return True
 
     def represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-        # Only breaks that every reader leaves as they are; PyYAML itself quotes what does not fit into a block.
+        # Only line breaks that every parser preserves; PyYAML itself quotes text that does not fit into a block.
         block = "\n" in text and not re.search("[\x85\u2028\u2029]", text)
         style = "|" if block else None if _PLAIN.match(text) else '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)

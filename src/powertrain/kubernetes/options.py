@@ -1,4 +1,4 @@
-"""Options of a RayJob: what is wanted, and why it cannot work."""
+"""Options of a RayJob, and their validation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from typing import Final, Union
 from powertrain.errors import ConfigError, StorageError
 from powertrain.storage import addresses
 
-#: Where the claim is mounted, on the head and on every worker; told to the script by POWERTRAIN_STORAGE.
+#: Mount path of the claim, on the head and on every worker; passed to the script by POWERTRAIN_STORAGE.
 STORAGE_MOUNT: Final = "/mnt/powertrain"
-#: The directory of a script that travels in a ConfigMap. Nothing else is in it, because a run takes its launch
-#: directory along to every node.
+#: The directory of a script in a ConfigMap. It contains nothing else, because a run ships its launch directory to every
+#: node.
 SCRIPT_DIRECTORY: Final = "/opt/powertrain/job"
-#: How KubeRay hands the script to the cluster: by a pod of its own, by a request, by a container of the head pod, or
-#: not at all.
+#: Submission modes of KubeRay: by a separate pod, by a request, by a container of the head pod, or not at all.
 SUBMISSION_MODES: Final = ("K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode")
-#: What Kubernetes allows in the data of one ConfigMap.
+#: Maximum bytes of data in one ConfigMap.
 CONFIG_MAP_LIMIT: Final = 1 << 20
 
-#: KubeRay adds to a job's name for the names of its cluster and services, which may have 63 characters.
+#: Maximum length of a job's name: KubeRay adds suffixes for its cluster and services, which may have 63 characters.
 _LONGEST_JOB_NAME = 47
 _LARGEST_INT32 = (1 << 31) - 1
 STORAGE_VARIABLE = "POWERTRAIN_STORAGE"
@@ -32,10 +31,10 @@ STORAGE_VARIABLE = "POWERTRAIN_STORAGE"
 
 @dataclass(frozen=True)
 class NewClaim:
-    """Checkpoints on a volume that a claim of ours asks for."""
+    """Checkpoints on the volume of a new claim."""
 
     size: str
-    #: "" takes the default of the cluster.
+    #: "" for the default of the cluster.
     storage_class: str = ""
 
     def __post_init__(self) -> None:
@@ -46,7 +45,7 @@ class NewClaim:
 
 @dataclass(frozen=True)
 class ExistingClaim:
-    """Checkpoints on the volume of a claim that is there already."""
+    """Checkpoints on the volume of an existing claim."""
 
     name: str
 
@@ -75,7 +74,7 @@ Storage = Union[NewClaim, ExistingClaim, ObjectStore]
 
 @dataclass(frozen=True)
 class CarriedScript:
-    """A script that the manifest brings along: its file name and text."""
+    """A script in the manifest: its file name and text."""
 
     name: str
     text: str
@@ -99,13 +98,13 @@ class CarriedScript:
 
     @property
     def path(self) -> str:
-        """Where it lies in every pod."""
+        """Its path in every pod."""
         return f"{SCRIPT_DIRECTORY}/{self.name}"
 
 
 @dataclass(frozen=True)
 class ImageScript:
-    """A script that the image has at ``path``."""
+    """A script at ``path`` in the image."""
 
     path: str
 
@@ -128,11 +127,11 @@ Script = Union[CarriedScript, ImageScript]
 
 @dataclass(frozen=True, kw_only=True)
 class RayJobOptions:
-    """What a job needs. An object of this class can be rendered: what cannot work is refused when it is made.
+    """Options of a job, validated on creation.
 
     Amounts are those of one worker: ``cpus`` ("4" or "500m"), ``memory`` ("16Gi"), ``gpus_per_worker``. A pod has
-    ``workers_per_node`` of them. The script itself asks for its workers (``ScalingConfig(num_workers=...)``); the
-    job makes the room for them.
+    ``workers_per_node`` of them. The script itself requests its workers (``ScalingConfig(num_workers=...)``); the job
+    provides the nodes for them.
     """
 
     name: str
@@ -140,7 +139,7 @@ class RayJobOptions:
     image: str
     storage: Storage
     workers: int = 1
-    #: How many workers share one pod.
+    #: Number of workers per pod.
     workers_per_node: int = 1
     gpus_per_worker: int = 0
     cpus: str = "4"
@@ -152,20 +151,20 @@ class RayJobOptions:
     env: Mapping[str, str] = field(default_factory=dict)
     #: Secrets whose entries become environment variables of head and workers.
     env_from_secrets: tuple[str, ...] = ()
-    #: Seconds that one attempt of the job may take, the start of its cluster included. None: no limit.
+    #: Timeout of one attempt of the job in seconds, including the start of its cluster. None: no limit.
     deadline_s: int | None = None
-    #: Seconds that the cluster stays after the job's end, so that one can look at it.
+    #: Seconds that the cluster is kept after the job's end, for inspection.
     ttl_s: int = 600
-    #: How often the job starts again in a new cluster. None: twice, and never in InteractiveMode.
+    #: Number of retries of the job in a new cluster. None: two, and none in InteractiveMode.
     retries: int | None = None
     submission_mode: str = "K8sJobMode"
-    #: The local queue of Kueue that admits the job; "" starts it at once.
+    #: The local queue of Kueue that admits the job; "" starts it immediately.
     queue: str = ""
     service_account: str = ""
     image_pull_secret: str = ""
     #: Labels of the nodes that workers run on.
     node_selector: Mapping[str, str] = field(default_factory=dict)
-    #: The group that the volume is given to, for images whose user is not root.
+    #: The group that owns the volume, for images whose user is not root.
     fs_group: int | None = None
 
     def __post_init__(self) -> None:
@@ -183,21 +182,21 @@ class RayJobOptions:
 
     @property
     def claim(self) -> str:
-        """The name of the claim that checkpoints lie on; "" where they go to an object store."""
+        """The name of the claim for checkpoints; "" with an object store."""
         if isinstance(self.storage, NewClaim):
             return f"{self.name}-checkpoints"
         return self.storage.name if isinstance(self.storage, ExistingClaim) else ""
 
     @property
     def storage_path(self) -> str:
-        """What POWERTRAIN_STORAGE says in the pods."""
+        """The value of POWERTRAIN_STORAGE in the pods."""
         return self.storage.uri if isinstance(self.storage, ObjectStore) else STORAGE_MOUNT
 
 
 def storage_of(text: str, storage_class: str = "") -> Storage:
-    """The storage that ``text`` asks for: ``pvc:200Gi``, ``claim:NAME``, or the address of an object store.
+    """Parse a storage option: ``pvc:200Gi``, ``claim:NAME``, or the address of an object store.
 
-    Raises :class:`StorageError` for whatever would be gone with the cluster, and for what is not understood.
+    Raises :class:`StorageError` for storage that would be deleted with the cluster, and for unknown options.
     """
     kind, colon, rest = text.strip().partition(":")
     kind = kind.lower() if colon else ""
@@ -237,7 +236,7 @@ def _why_refused(text: str) -> str:
 
 
 def seconds_of(text: str) -> int:
-    """Seconds from "90", "90s", "45m", "12h", "2d" or several of them in a row, such as "1h30m"."""
+    """Parse a duration: "90", "90s", "45m", "12h", "2d" or a combination such as "1h30m"."""
     units = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
     if re.fullmatch(r"[0-9]{1,12}|([0-9]{1,12}[smhd])+", text):
         return sum(int(number) * units[unit] for number, unit in re.findall(r"([0-9]+)([smhd]?)", text))
@@ -247,7 +246,7 @@ def seconds_of(text: str) -> int:
 
 
 def name_for(script: str) -> str:
-    """A job's name made of its script's path; raises :class:`ConfigError` where none can be made."""
+    """Return a job name derived from its script's path; raise :class:`ConfigError` if that is not possible."""
     stem = PurePosixPath(script).stem
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:_LONGEST_JOB_NAME].rstrip("-")
     if not re.match(r"[a-z]", name):
@@ -256,7 +255,7 @@ def name_for(script: str) -> str:
 
 
 def pairs_of(items: Iterable[str], option: str) -> dict[str, str]:
-    """``KEY=VALUE`` words as a dict; raises :class:`ConfigError` for one without "=" and for a key given twice."""
+    """Parse ``KEY=VALUE`` words; raise :class:`ConfigError` for a missing "=" and for a duplicate key."""
     pairs: dict[str, str] = {}
     for item in items:
         key, equals, value = item.partition("=")
@@ -269,9 +268,9 @@ def pairs_of(items: Iterable[str], option: str) -> dict[str, str]:
 
 
 def neighbours_imported(text: str, neighbours: Collection[str]) -> list[str]:
-    """Which of the modules ``neighbours`` the script ``text`` imports, sorted.
+    """Return the modules among ``neighbours`` that the script ``text`` imports, sorted.
 
-    A script that this Python cannot parse is taken to import none: the image may have a newer one.
+    A script that this Python cannot parse is assumed to import none: the image may have a newer version.
     """
     try:
         tree = ast.parse(text)

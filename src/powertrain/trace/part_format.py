@@ -35,7 +35,7 @@ _HEAD_HASH = struct.Struct("<Q")
 
 
 class PartFrame(NamedTuple):
-    """Some records of one rank."""
+    """Records of one rank."""
 
     attempt: int
     rank: int
@@ -113,7 +113,7 @@ class _Head(NamedTuple):
     kind: int
     digest: int
     is_hashed: bool
-    #: Where the data begin.
+    #: Offset of the data.
     start: int
 
 

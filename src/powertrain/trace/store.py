@@ -53,10 +53,10 @@ BUDGET = 64 << 20
 PART = 4 << 20
 #: Three of this many steps stay when a part is thinned.
 GROUP = 12
-#: Bytes that may wait to be written; more is dropped, oldest first, and counted.
+#: Maximum bytes pending to be written; more is dropped, oldest first, and counted.
 _BACKLOG = 16 << 20
 _WRITE_EVERY = 0.25
-#: Seconds that storage is given to take or give a part.
+#: Timeout for storage to write or read a part.
 _PATIENCE = 3.0
 _PART_KEY = re.compile(r"telemetry/(\d+)-(\d+)-(\d+)\.frames")
 _OPEN_KEY = re.compile(r"telemetry/(\d+)\.open")
@@ -77,15 +77,15 @@ __all__ = [
 
 
 def decode(data: bytes) -> Iterator[PartFrame]:
-    """The frames up to the first that is cut or damaged."""
+    """Return the frames up to the first cut or damaged one."""
     return iter(read_part(data, is_growing=True).frames)
 
 
 def thinned(frames: Iterable[PartFrame], group: int = GROUP) -> list[PartFrame]:
     """Return the fastest, the median and the slowest of each ``group`` steps, by the slowest rank.
 
-    Samples are thinned alike, to every fourth; facts stay. The same steps stay on every rank, so that they can still be
-    compared.
+    Samples are thinned alike, to every fourth; facts are kept. The same steps are kept on every rank, so that they can
+    still be compared.
     """
     import numpy as np
 
@@ -119,8 +119,11 @@ def _records(data: bytes) -> NDArray[np.void]:
 
 
 def _telling_steps(tables: list[NDArray[np.void]], size: int) -> NDArray[np.uint32]:
-    """Of each group of steps the numbers of the fastest, the median and the slowest; all of a group of which some rank
-    has others than the rest, because it lies in two parts: thinned twice, ranks would be left with different steps."""
+    """Return the numbers of the fastest, the median and the slowest step of each group.
+
+    A group is kept whole if ranks have different steps of it, because it spans two parts: thinned twice, ranks would be
+    left with different steps.
+    """
     import numpy as np
 
     numbers = np.concatenate([table["step"] for table in tables])
@@ -142,17 +145,17 @@ def _telling_steps(tables: list[NDArray[np.void]], size: int) -> NDArray[np.uint
 
 
 class TelemetryStore:
-    """The writing end, for the holder of lease ``lease``. ``add`` may be called by any thread, and never waits.
+    """The writer, for the holder of lease ``lease``. ``add`` may be called by any thread, and never waits.
 
     Telemetry never fails a run: records that storage refuses are dropped, and :attr:`dropped` counts them.
     """
 
     def __init__(self, storage: Storage, lease: int, *, budget: int = BUDGET, part: int = PART) -> None:
-        """``storage`` is the run's; it must have real files for what grows (``local_path``)."""
+        """Create a writer. ``storage`` is the run's; it must provide real files for the open part (``local_path``)."""
         # A shorter timeout than for checkpoints: storage that does not reply must not delay the run's end.
         self._storage, self._lease = storage.within(_PATIENCE), lease
         self._budget, self._part_size = budget, part
-        #: Elsewhere the file that grew goes to storage as it is, by whoever carries it there.
+        #: Without local files, the open file is uploaded unchanged by the component that syncs them.
         self._closes_at_once = storage.local_path(_part_key(lease, 0, 0)) is not None
         self._changed = threading.Condition()
         self._pending: list[PartFrame] = []
@@ -163,7 +166,7 @@ class TelemetryStore:
         self._is_troubled = False
         self._open = _OpenPart(storage, lease)
         self._next = 0
-        #: Parts that were warned of.
+        #: Parts that a warning was logged for.
         self._damaged: set[str] = set()
         self._thread = threading.Thread(target=self._write, name="powertrain-telemetry", daemon=True)
         self._thread.start()
@@ -212,7 +215,7 @@ class TelemetryStore:
                 return
 
     def _tell(self, trouble: str) -> None:
-        """Say when it begins and when it is over, and not in between."""
+        """Log the beginning and the end of a failure, once each."""
         if trouble and not self._is_troubled:
             _logger.warning("Telemetry of the ranks cannot be written: %s", trouble)
         elif self._is_troubled and not trouble:
@@ -239,7 +242,7 @@ class TelemetryStore:
             found = _OPEN_KEY.fullmatch(entry.key)
             if found and int(found[1]) != self._lease:
                 content = _content_of(self._storage, entry.key)
-                if content.damage:  # it stays where it is, and is read as far as it can be
+                if content.damage:  # the file stays in place, and is read as far as possible
                     _warn_of_damage(entry.key, content.damage)
                     continue
                 left = encode(content.frames)
@@ -251,7 +254,7 @@ class TelemetryStore:
     def _keep_within_budget(self) -> None:
         """Thin the oldest parts of the lowest level until all fit.
 
-        A part that is damaged or cannot be read stays as it is, for a person to mend, and is not counted.
+        A part that is damaged or unreadable stays unchanged, for manual repair, and is not counted.
         """
         left_alone: set[str] = set()
         while True:
@@ -265,17 +268,17 @@ class TelemetryStore:
                 left_alone.add(key)
                 continue
             smaller = complete(encode(thinned(frames, GROUP * 4**level)))
-            if len(smaller) >= size:  # nothing but facts and single steps: the oldest go
+            if len(smaller) >= size:  # only facts and single steps are left: the oldest are dropped
                 self._storage.delete(key)
             else:
                 self._storage.put(_part_key(lease, number, level + 1), smaller)
                 self._storage.delete(key)
 
     def _intact_frames(self, key: str) -> list[PartFrame] | None:
-        """All frames of a part; None where some of them cannot be read, which is warned of once."""
+        """Return all frames of a part; None if some are unreadable, with one warning."""
         try:
             content = _content_of(self._storage, key)
-        except FileNotFoundError:  # listed by a file system that has not noticed its end yet
+        except FileNotFoundError:  # listed by a file system that has not noticed the deletion yet
             return None
         except OSError as error:
             content = PartContent([], error.strerror or str(error))
@@ -286,7 +289,7 @@ class TelemetryStore:
 
 
 class _OpenPart:
-    """The part that grows: a file, made by the first ``append``."""
+    """The growing part: a file, created by the first ``append``."""
 
     def __init__(self, storage: Storage, lease: int) -> None:
         path = storage.local_path(f"telemetry/{lease:04d}.open")
@@ -300,9 +303,9 @@ class _OpenPart:
         self.size = 0
 
     def append(self, data: bytes) -> None:
-        """Add ``data`` whole, or nothing of it."""
+        """Append all of ``data``, or none of it."""
         if self._file is None:
-            # The lease is new, and so is its file: one that is there already was not written by this run.
+            # The lease is new, and so is its file: an existing one was not written by this run.
             self._file = FileIO(open_for_append(self._path, 3, fresh=True), "w")
         try:
             if self._file.write(data) < len(data):
@@ -321,7 +324,9 @@ class _OpenPart:
         self.size = 0
 
     def close(self, *, keep: bool = False) -> None:
-        """Gone where all of it is in parts; otherwise, or to ``keep`` it, it stays for the next holder of the lease."""
+        """Delete the file if its content is in parts; otherwise, or with ``keep``, leave it for the next lease
+        holder.
+        """
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -334,7 +339,7 @@ class _OpenPart:
 
 @dataclass
 class RecordedTelemetry:
-    """All that was recorded of a run, by attempt and rank: arrays of the fields of steps and samples, and facts."""
+    """All records of a run, by attempt and rank: arrays of the fields of steps and samples, and facts."""
 
     steps: dict[int, dict[int, NDArray[np.void]]]
     samples: dict[int, dict[int, NDArray[np.void]]]
@@ -367,7 +372,7 @@ def _frames(storage: Storage, key: str) -> list[PartFrame]:
     """Return the frames of a part or growing file, with a warning if it is damaged or unreadable."""
     try:
         content = _content_of(storage, key)
-    except FileNotFoundError:  # it became a part, or was thinned, meanwhile
+    except FileNotFoundError:  # it became a part or was thinned meanwhile
         return []
     except OSError as error:
         _warn_of_damage(key, error.strerror or str(error))
@@ -407,7 +412,7 @@ def _looks(data: bytes) -> NDArray[np.void]:
 
 
 def _parts(storage: Storage) -> list[tuple[int, int, int, int]]:
-    """(lease, number, level, size) of each part, oldest first, the most thinned where there are two of one."""
+    """Return (lease, number, level, size) of each part, oldest first; the most thinned of duplicates."""
     newest: dict[tuple[int, int], tuple[int, int]] = {}
     for entry in storage.list("telemetry"):
         if found := _PART_KEY.fullmatch(entry.key):

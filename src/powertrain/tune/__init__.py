@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from powertrain.worker.session import TrainContext as TuneContext
     from powertrain.worker.session import get_checkpoint
 
-#: Names by the module that has them: importing this package loads none of these.
+#: Public names by module: importing this package loads none of the modules.
 _LATER = {
     "Callback": "powertrain.tune.callback",
     "CLIReporter": "powertrain.tune.reporter",
@@ -76,7 +76,7 @@ _LATER = {
     "with_parameters": "powertrain.tune.trainable",
     "with_resources": "powertrain.tune.trainable",
 }
-#: Names of Ray Tune that are not here, and what to use in their place.
+#: Unsupported names of Ray Tune, and their replacements.
 _NOT_HERE = {
     "Experiment": "tune.Tuner, whose arguments say the same",
     "register_env": "an environment that the training function makes: there is no reinforcement learning here",

@@ -1,4 +1,4 @@
-"""The user's own hooks into a sweep: ``RunConfig(callbacks=[...])``. Whatever one raises never ends the sweep."""
+"""User-defined hooks of a sweep: ``RunConfig(callbacks=[...])``. An exception in a hook never ends the sweep."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ class Callback:
         Args:
             stop: When trials end early.
             num_samples: ``TuneConfig(num_samples=...)``.
-            total_num_samples: How many trials there will be, where that is known.
-            **info: More in later versions.
+            total_num_samples: Total number of trials, if known.
+            **info: Reserved for later versions.
         """
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Handle the beginning of a round of work.
 
         Args:
-            iteration: How many rounds there have been.
+            iteration: Number of rounds so far.
             trials: All trials so far.
-            **info: More in later versions.
+            **info: Reserved for later versions.
         """
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
@@ -70,10 +70,10 @@ class Callback:
         """Handle a trial that was started.
 
         Args:
-            iteration: How many rounds of work the sweep has done.
+            iteration: Number of rounds so far.
             trials: All trials so far.
             trial: The trial.
-            **info: More in later versions.
+            **info: Reserved for later versions.
         """
 
     def on_trial_restore(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
@@ -88,11 +88,11 @@ class Callback:
         """Handle a report. The search algorithm and the scheduler have seen it already.
 
         Args:
-            iteration: How many rounds of work the sweep has done.
+            iteration: Number of rounds so far.
             trials: All trials so far.
             trial: The trial that reported.
             result: Its metrics, with "training_iteration", "time_total_s", "trial_id" and "config".
-            **info: More in later versions.
+            **info: Reserved for later versions.
         """
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
@@ -110,11 +110,11 @@ class Callback:
         """Handle a checkpoint that was committed.
 
         Args:
-            iteration: How many rounds of work the sweep has done.
+            iteration: Number of rounds so far.
             trials: All trials so far.
             trial: The trial that reported it.
             checkpoint: The checkpoint.
-            **info: More in later versions.
+            **info: Reserved for later versions.
         """
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
@@ -122,7 +122,7 @@ class Callback:
 
         Args:
             trials: All trials.
-            **info: More in later versions.
+            **info: Reserved for later versions.
         """
 
     def get_state(self) -> dict[str, Any] | None:
@@ -145,8 +145,8 @@ class CallbackList:
     """Calls each callback in turn and survives their exceptions.
 
     Args:
-        callbacks: The callbacks. One that has no method of the name of a hook is passed over.
-        tell: Gets one sentence for each callback and hook that raised, once.
+        callbacks: The callbacks. A callback without a method for a hook is skipped.
+        tell: Called with one sentence for each callback and hook that raised, once.
     """
 
     def __init__(self, callbacks: Sequence[Any], tell: Callable[[str], None]) -> None:
@@ -164,7 +164,7 @@ class CallbackList:
         self._callbacks, self._tell = tuple(callbacks), tell
         self._told: set[tuple[int, str]] = set()
         self._is_closed = False
-        #: How many rounds of work the sweep has done: a round is a report and what follows from it.
+        #: Number of rounds of the sweep: a round is a report and its consequences.
         self._rounds = 0
         self._guard = threading.RLock()
 
@@ -172,7 +172,7 @@ class CallbackList:
         return bool(self._callbacks)
 
     def call(self, hook: str, **info: Any) -> None:
-        """Call a hook of every callback that has it. Ctrl-C and the forced end of a run are let through.
+        """Call a hook of every callback that has it. Ctrl-C and the forced end of a run propagate.
 
         Args:
             hook: One of :data:`HOOKS`.
@@ -188,7 +188,7 @@ class CallbackList:
                 self._survive(place, hook, lambda function: function(**_accepted(function, info)))
 
     def get_state(self) -> dict[int, dict[str, Any]] | None:
-        """Return the states of the callbacks by their place in the list; None where none has one."""
+        """Return the states of the callbacks by their position in the list; None if no callback has one."""
         states = {}
         for place in range(len(self._callbacks)):
             if state := self._survive(place, "get_state", lambda function: function()):
@@ -196,17 +196,17 @@ class CallbackList:
         return states or None
 
     def set_state(self, state: Mapping[int, dict[str, Any]]) -> None:
-        """Hand each callback the state that :meth:`get_state` returned for its place."""
+        """Restore the state of each callback that :meth:`get_state` returned for its position."""
         for place, own in state.items():
             if place < len(self._callbacks):
                 self._survive(place, "set_state", functools.partial(_apply, state=own))
 
     def close(self) -> None:
-        """Call none of them any more."""
+        """Stop calling the callbacks."""
         self._is_closed = True
 
     def _survive(self, place: int, method: str, call: Callable[[Any], Any]) -> Any:
-        """Return what the call of a method returns; None where it is not there or raises."""
+        """Return the return value of a method call; None if the method is missing or raises."""
         if self._is_closed:
             return None
         callback = self._callbacks[place]
@@ -216,7 +216,7 @@ class CallbackList:
         except KeyboardInterrupt:
             raise
         except EndedAtOnce:
-            self._is_closed = True  # it may be the callback that hangs: it is not called again
+            self._is_closed = True  # this callback may be the one that hangs: it is not called again
             raise
         except BaseException as error:  # also SystemExit: a callback does not decide how the sweep ends
             self._report(place, method, error)
@@ -237,7 +237,7 @@ def _apply(function: Callable[..., Any], state: dict[str, Any]) -> None:
 
 
 def _accepted(function: Callable[..., Any], info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments that a hook takes: one that was written without ``**info`` gets only those that it names."""
+    """Return the arguments that a hook accepts: without ``**info``, only those that it names."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""TuneConfig: how a sweep searches, and ResumeConfig: which trials a restored one runs again."""
+"""``TuneConfig``: the search of a sweep; ``ResumeConfig``: the trials that a restored sweep runs again."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class ResumeConfig:
     """The trials that a restored sweep runs.
 
     Args:
-        finished: Trials that ended well.
+        finished: Trials that succeeded.
         unfinished: Trials that were running or waiting.
         errored: Trials that failed.
 

@@ -15,7 +15,7 @@ from powertrain.tune.reporter.table import find_best, status_of, summary_line
 if TYPE_CHECKING:
     from powertrain.tune.trial import Trial
 
-#: Trials and drawn values that are shown.
+#: Maximum number of trials and drawn values shown.
 _MOST_TRIALS, _MOST_PARAMETERS = 10, 6
 _COLOURS = {"failed": _RED, "finished": _GREEN}
 _HEAD = f"{_CELL};font-weight:600;{_FAINT}"
@@ -27,8 +27,8 @@ def render_grid(trials: Sequence[Trial], path: str, metric: str, mode: str) -> s
     Args:
         trials: The trials.
         path: The directory of the sweep.
-        metric: The metric to compare; "" where it is not known.
-        mode: "max" or "min"; "" where it is not known.
+        metric: The metric to compare; "" if not known.
+        mode: "max" or "min"; "" if not known.
     """
     name = path.rstrip("/").rpartition("/")[2]
     best = find_best(trials, metric or None, mode or None)
@@ -49,7 +49,7 @@ def render_grid(trials: Sequence[Trial], path: str, metric: str, mode: str) -> s
 
 
 def _chosen(trials: Sequence[Trial], best: Trial | None) -> list[Trial]:
-    """The best trial, then the others in the order in which they were made."""
+    """Return the best trial, then the others in order of creation."""
     others = [trial for trial in trials if trial is not best]
     return [*([best] if best is not None else []), *others][:_MOST_TRIALS]
 

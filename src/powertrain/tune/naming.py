@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 logger = module_logger(__name__)
 
-#: Bytes of a name that say which values were drawn; the rest of a file's name is for what stands beside it.
+#: Maximum bytes of a name for drawn values; the rest of a file name is left for suffixes.
 _TAG_BYTES = 60
 
 
 class TrialNames:
-    """Names trials: as the user's functions do, but never two of them alike.
+    """Name trials by the user's functions, without duplicates.
 
     Args:
-        tune: Has the user's functions.
+        tune: Provides the user's functions.
         trainable: The name of the function or trainer.
         trials: The trials so far, which grow with the sweep.
     """
 
     def __init__(self, tune: TuneConfig, trainable: str, trials: Mapping[str, Trial]) -> None:
         self._tune, self._trials = tune, trials
-        self._trainable = _cleaned(trainable).strip("-") or "trial"  # of a lambda: lambda
+        self._trainable = _cleaned(trainable).strip("-") or "trial"  # "lambda" for a lambda
         self._has_told = False
 
     def __call__(self, trial: Trial) -> str:
         """Return the name of a trial's directory.
 
         Raises:
-            ConfigError: A function of the user's returned something that cannot name a directory.
+            ConfigError: A user function returned a value that is not valid as a directory name.
         """
         tune = self._tune
         trial.trainable_name = self._trainable
@@ -55,7 +55,7 @@ class TrialNames:
         return f"{trial.name}_{_cleaned(trial.experiment_tag)}"
 
     def _made_unique(self, name: str, number: int, function: str) -> str:
-        """Two trials with one directory would be one run, with the checkpoints of both."""
+        """Return a unique name: two trials with one directory would be one run, with the checkpoints of both."""
         unique = name
         while self._is_taken(unique):
             suffix = f"_{number}"
@@ -72,14 +72,14 @@ class TrialNames:
         return unique
 
     def _is_taken(self, name: str) -> bool:
-        # A trial that began anew has left its first run under the name without the suffix.
+        # A restarted trial has left its first run under the name without the suffix.
         return any(
             other.name == name or other.name.startswith(f"{name}-restart") for other in self._trials.values()
         )
 
 
 def restart_name(name: str, start: int) -> str:
-    """Return the name of the run with which a trial begins anew in a start of its sweep."""
+    """Return the name of the run of a trial that is restarted from the beginning."""
     suffix = f"-restart{start}"
     return f"{re.sub(r'-restart[0-9]+$', '', name)[: NAME_LIMIT_BYTES - len(suffix)]}{suffix}"
 

@@ -1,4 +1,4 @@
-"""A sweep as a matplotlib figure: learning curves, parallel coordinates, and how much each parameter matters.
+"""Matplotlib figures of a sweep: learning curves, parallel coordinates, and parameter importance.
 
 As for the curves of a run, pyplot is never used: no window is opened, and only the caller keeps the figure.
 """
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-#: Fewer ended trials than this say nothing about a parameter.
+#: Minimum number of ended trials for the importance of a parameter.
 LEAST_TRIALS = 5
-#: Trials that have a colour and a name of their own among the learning curves.
+#: Maximum number of learning curves with their own colour and label.
 _NAMED_TRIALS = 8
-#: Parameters that have room; of more, those that matter most are shown.
+#: Maximum number of parameters shown; of more, the most important ones.
 _MOST_PARAMETERS = 12
-#: Values of a category that are written at its axis, and characters of each.
+#: Maximum number of labels at a categorical axis, and characters of each.
 _MOST_TICKS, _LONGEST = 8, 14
-#: Bins of a number, at most, and trials that each must have.
+#: Maximum number of bins of a numeric parameter, and minimum number of trials in each.
 _MOST_BINS, _TRIALS_PER_BIN = 5, 5
-#: matplotlib cannot scale an axis to numbers near the largest that there are.
+#: matplotlib cannot scale an axis to numbers near the largest float.
 _LARGEST = 1e300
 _BEST, _PLAIN, _FADED = "tab:red", "tab:blue", "0.6"
-#: Keeps lines from crossing out the labels of an axis.
+#: Keeps lines from covering the labels of an axis.
 _BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
 
-#: Stands for the value of a parameter that a trial does not have.
+#: Placeholder for a parameter that a trial does not have.
 MISSING: Any = object()
 
 
@@ -55,7 +55,7 @@ class SweepResults(Protocol):
         """The directory of the sweep."""
 
     def curves(self, metric: str) -> dict[str, list[tuple[int, float]]]:
-        """Return by trial its reports of a metric, as (iteration, value) pairs."""
+        """Return the reports of a metric by trial, as (iteration, value) pairs."""
 
 
 def draw_sweep(grid: SweepResults, metric: str, mode: str) -> Figure:
@@ -103,7 +103,7 @@ def draw_sweep(grid: SweepResults, metric: str, mode: str) -> Figure:
 
 
 def find_best_trial(trials: Sequence[Trial], metric: str, mode: str) -> Trial | None:
-    """Return the trial whose last report is best among those that are finite; None where there is none."""
+    """Return the trial with the best finite last report; None if there is none."""
     known = [trial for trial in trials if math.isfinite(_last(trial, metric))]
     choose = max if mode == "max" else min
     return choose(known, key=lambda trial: _last(trial, metric), default=None)
@@ -130,7 +130,7 @@ def _draw_curves(axes: Axes, grid: SweepResults, metric: str, best: Trial | None
         return
     if has_log_scale(np.concatenate([heights for _, heights in curves.values()])):
         axes.set_yscale("log")
-    # A scheduler also stops trials that have come to their end, which is no verdict on them.
+    # A scheduler also stops trials that have reached their end, which is not a verdict on them.
     longest = max(trial.iteration for trial in trials)
     faded = {t.trial_id for t in trials if t.was_stopped_early and t.iteration < longest}
     if len(trials) <= _NAMED_TRIALS:
@@ -153,7 +153,7 @@ def _draw_curves(axes: Axes, grid: SweepResults, metric: str, best: Trial | None
 
 
 def _as_arrays(points: Sequence[tuple[int, float]]) -> tuple[Floats, Floats]:
-    """Return a curve whose values are NaN where no axis has room for them."""
+    """Return a curve with NaN for values that no axis can show."""
     import numpy as np
 
     at, heights = np.array(points, dtype=np.float64).T
@@ -161,7 +161,7 @@ def _as_arrays(points: Sequence[tuple[int, float]]) -> tuple[Floats, Floats]:
 
 
 def _joined(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    """Return several curves as one, which is broken between them."""
+    """Return several curves as one, with gaps between them."""
     import numpy as np
 
     gap = np.array([np.nan])
@@ -201,7 +201,7 @@ class ParameterAxis:
     """One parameter as an axis.
 
     Attributes:
-        places: For each trial where it lies on the axis, from 0 to 1; NaN where it has no value.
+        places: The position of each trial on the axis, from 0 to 1; NaN for no value.
         ticks: Places that are labelled, with their labels.
         is_log: Whether the axis is logarithmic.
     """
@@ -249,7 +249,7 @@ def _short(value: Any) -> str:
 
 
 def _tail(text: str, longest: int = 30) -> str:
-    """The end of a text, which is what tells the trials of one sweep apart."""
+    """Return the end of a text, which distinguishes the trials of one sweep."""
     text = text.replace("$", r"\$")  # no mathematics
     return text if len(text) <= longest else f"…{text[1 - longest :]}"
 
@@ -274,7 +274,7 @@ def _draw_coordinates(
     norm = _colours(scores[is_known], mode)
     grey = [piece for row in points[~is_known] for piece in _pieces(row)]
     axes.add_collection(LineCollection(grey, colors="0.75", linewidths=0.7, linestyles="dashed"))
-    # The best come last, so that they lie on top.
+    # The best trials are drawn last, on top.
     order = sorted(np.flatnonzero(is_known), key=lambda at: scores[at], reverse=mode == "min")
     pieces = [(piece, scores[at]) for at in order for piece in _pieces(points[at])]
     lines = LineCollection(
@@ -313,12 +313,12 @@ def _draw_axes(axes: Axes, paths: Sequence[str], parameters: Sequence[ParameterA
 
 
 def _colour_map(mode: str) -> str:
-    """Return the colours from a small value to a large one: good trials are dark."""
+    """Return the colour map, in which good trials are dark."""
     return "viridis" if mode == "min" else "viridis_r"
 
 
 def _colours(scores: Floats, mode: str) -> Any:
-    """Return the range of the colours. A tenth at the worse end share one, so that a few bad trials hide no others."""
+    """Return the range of the colours. The worst tenth share one colour, so that a few bad trials hide no others."""
     import numpy as np
     from matplotlib.colors import Normalize
 
@@ -333,14 +333,14 @@ def _colours(scores: Floats, mode: str) -> Any:
 
 
 def _pieces(row: Floats) -> list[list[tuple[float, float]]]:
-    """Return the parts of a trial's line: it is broken where the trial has no value."""
+    """Return the segments of a trial's line, which has gaps for missing values."""
     pieces: list[list[tuple[float, float]]] = [[]]
     for place, height in enumerate(row):
         if math.isnan(height):
             pieces.append([])
         else:
             pieces[-1].append((place, float(height)))
-    # One value alone is drawn as a short stroke.
+    # A single value is drawn as a short stroke.
     return [
         piece if len(piece) > 1 else [piece[0], (piece[0][0] + 0.04, piece[0][1])]
         for piece in pieces
@@ -361,17 +361,17 @@ def explain_ranks(values: Sequence[Any], scores: Sequence[float]) -> float | Non
 
     The method is the adjusted correlation ratio of ranks (epsilon squared, as after a Kruskal-Wallis test): trials are
     grouped by the value of the parameter, numbers into at most five bins with about as many trials each. The share is
-    what lies between the groups, less what chance alone puts there. It looks at one parameter at a time: it does not
-    see what parameters do together, and a parameter that was only drawn where others were good gets their credit.
-    Ranks are used because a few trials that diverge would otherwise be all that counts; an infinite score is the worst
-    or best rank, and NaN is left out.
+    the variance between the groups, less the part expected by chance. It considers one parameter at a time: it does not
+    detect interactions, and a parameter that was only drawn together with good values of others gets their credit.
+    Ranks are used because a few diverging trials would otherwise dominate; an infinite score is the worst or best rank,
+    and NaN is left out.
 
     Args:
         values: The parameter's value in each trial.
         scores: The metric of each trial.
 
     Returns:
-        The share; None where fewer than :data:`LEAST_TRIALS` have a score, or each value occurs only once.
+        The share; None if fewer than :data:`LEAST_TRIALS` have a score, or each value occurs only once.
     """
     import numpy as np
 
@@ -394,7 +394,7 @@ def explain_ranks(values: Sequence[Any], scores: Sequence[float]) -> float | Non
 
 
 def _groups(values: Sequence[Any]) -> NDArray[np.int64]:
-    """Return the number of each trial's group, from 0 on."""
+    """Return the group index of each trial, from 0."""
     import numpy as np
 
     bins = max(2, min(_MOST_BINS, len(values) // _TRIALS_PER_BIN))
@@ -411,7 +411,7 @@ def _key(value: Any) -> str:
 
 
 def _mean_ranks(values: Floats) -> Floats:
-    """Return the rank of each value, from 0.5 on; equal values share the mean of theirs."""
+    """Return the rank of each value, from 0.5; equal values share their mean rank."""
     import numpy as np
 
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -446,7 +446,7 @@ def _draw_importance(
 
 
 def _say(axes: Axes, text: str) -> None:
-    """Show a sentence in place of a panel."""
+    """Draw a sentence in place of a panel."""
     from textwrap import fill
 
     axes.text(

@@ -1,7 +1,6 @@
-"""Makes the module paths of Ray Tune work below ``powertrain.tune``, so that only the first part of them is renamed.
+"""Aliases for module paths of Ray Tune below ``powertrain.tune``, so that only the first part is renamed.
 
-A path of theirs that has another name here stands for the module that has its names. That module is imported when a
-name is taken from it.
+A Ray path with another name here is an alias of the module with its names, which is imported on first access.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-#: By path below ``ray.tune`` the module that has its public names.
+#: Modules of this package by path below ``ray.tune``.
 _PATHS = {
     "analysis": "powertrain.tune.running",
     "analysis.experiment_analysis": "powertrain.tune.running",
@@ -46,26 +45,26 @@ _PATHS = {
 
 
 class OtherPath(ModuleType):
-    """A module of Ray Tune's whose names are in another module here.
+    """Alias of a Ray Tune module whose names are in another module here.
 
     Args:
         name: Its path.
-        target: The path of the module that has its names.
+        target: The path of the module with its names.
     """
 
     def __init__(self, name: str, target: str) -> None:
         super().__init__(name, f"The names of this path are in {target}.")
         self.target = target
-        self.__path__: list[str] = []  # a package: there are paths below some of these
+        self.__path__: list[str] = []  # a package: some of these have submodules
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # cloudpickle sends the modules below a package along with a function that uses the package.
+        # cloudpickle pickles the submodules of a package along with a function that uses the package.
         return importlib.import_module, (self.__name__,)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(
             "__"
-        ):  # tools look for such names in all modules there are, and should import nothing
+        ):  # tools look up such names in all loaded modules, which should import nothing
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(importlib.import_module(self.target), name)
 

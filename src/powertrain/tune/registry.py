@@ -12,10 +12,10 @@ _trainables: dict[str, Any] = {}
 
 
 def register_trainable(name: str, trainable: Any, warn: bool = True) -> None:
-    """Give a trainable a name that ``Tuner`` and ``tune.run`` take in its place, in this process.
+    """Register a trainable under a name that ``Tuner`` and ``tune.run`` accept in its place, in this process.
 
     Args:
-        name: The name. One that is registered again gets the new trainable.
+        name: The name. Registering it again replaces the trainable.
         trainable: A trainer, a function of the configuration or a ``Trainable`` class.
         warn: Accepted for compatibility; no effect.
 
@@ -43,7 +43,7 @@ def find_trainable(name: str) -> Any:
     """Return the trainable that was registered under a name.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The name is not registered.
     """
     if name in _trainables:
         return _trainables[name]

@@ -1,4 +1,4 @@
-"""ResultGrid: the results of a sweep."""
+"""``ResultGrid``: the results of a sweep."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 
 
 class ResultGrid:
-    """The results of a sweep, one for each trial in the order in which they were made.
+    """The results of a sweep, one for each trial in order of creation.
 
     ``grid[0]``, ``len(grid)`` and iteration give :class:`~powertrain.Result` objects, which read their run's directory
     when they are asked for something large.
@@ -48,15 +48,15 @@ class ResultGrid:
         self._storage, self._state, self._errors = storage, state, dict(errors or {})
         self._given_filesystem = filesystem
         for trial in state.trials.values():
-            if not trial.path and filesystem is None:  # it has not been started here
+            if not trial.path and filesystem is None:  # it has not been started in this process
                 trial.path = storage.child(trial.name).uri
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> ResultGrid:
         """Return the results of the sweep in this directory, also of one that still runs or was interrupted.
 
-        Values of configurations that JSON cannot hold are opened where this user wrote them on this machine; elsewhere
-        their text stands for them.
+        Configuration values that JSON cannot represent are loaded if this user wrote them on this machine; otherwise
+        their text is returned.
 
         Args:
             path: The directory of the sweep.
@@ -88,7 +88,7 @@ class ResultGrid:
 
     @property
     def filesystem(self) -> Any:
-        """The file system that the sweep is on; None for one that its path names."""
+        """The file system of the sweep; None if its path names it."""
         return self._given_filesystem
 
     @property
@@ -132,9 +132,9 @@ class ResultGrid:
         Args:
             metric: The metric to compare; by default that of ``TuneConfig``.
             mode: "max" or "min"; by default that of ``TuneConfig``.
-            scope: What of each trial is compared: its "last" report, the best of "all", their average ("avg"), or the
-                average of the last reports ("last-5-avg", "last-10-avg").
-            filter_nan_and_inf: Whether trials whose value is not finite are passed over.
+            scope: The value of each trial to compare: its "last" report, the best of "all", their average ("avg"), or
+                the average of the last reports ("last-5-avg", "last-10-avg").
+            filter_nan_and_inf: Whether trials with a non-finite value are skipped.
 
         Returns:
             The result. That of a single trial needs neither metric nor mode.

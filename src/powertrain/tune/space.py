@@ -1,4 +1,4 @@
-"""Search spaces: distributions for the entries of ``param_space``, and how a space becomes configurations. Pure.
+"""Search spaces: distributions for the entries of ``param_space``, and the draw of configurations. Pure.
 
 A space is a dict whose values are constants, distributions, grids or dicts of them. :func:`check_space` names the key
 of an entry that cannot be used; :func:`find_domains` lists the distributions by path, for searchers that model them;
@@ -42,7 +42,7 @@ class Domain:
         return self._draw(rng or random.Random(), config or {})
 
     def find_problem(self) -> str:
-        """Return why no value can be drawn, as a sentence; "" where that is possible."""
+        """Return the reason why no value can be drawn, as a sentence; "" if valid."""
         return ""
 
     def _draw(self, rng: random.Random, config: Mapping[str, Any]) -> Any:
@@ -66,10 +66,10 @@ class Float(Domain):
         return problem
 
     def _bounds(self) -> tuple[float, float]:
-        """The smallest and the largest value: multiples of the step."""
+        """Return the smallest and the largest value: multiples of the step."""
         if self.step is None:
             return self.lower, self.upper
-        # A quotient such as 0.3 / 0.1 is a little below the whole number that it stands for.
+        # A quotient such as 0.3 / 0.1 is slightly below the exact integer.
         first, last = (round(bound / self.step, 9) for bound in (self.lower, self.upper))
         return _rounded(math.ceil(first) * self.step, self.step), _rounded(
             math.floor(last) * self.step, self.step
@@ -106,7 +106,7 @@ class Normal(Domain):
 
 @dataclass(frozen=True)
 class Integer(Domain):
-    """A whole number from ``lower`` up to and including ``last``, a multiple of ``step`` where that is not 1."""
+    """An integer from ``lower`` up to and including ``last``, a multiple of ``step``."""
 
     lower: int
     last: int
@@ -138,7 +138,7 @@ class Integer(Domain):
 
 @dataclass(frozen=True)
 class Categorical(Domain):
-    """One of some values, each as likely as the others."""
+    """One of several values, with equal probability."""
 
     categories: Sequence[Any]
 
@@ -147,7 +147,7 @@ class Categorical(Domain):
         return _find_problem_of_values(self.categories, "choice")
 
     def grid(self) -> dict[str, Any]:
-        """Return a grid over the values: every one of them is tried."""
+        """Return a grid over the values, all of which are tried."""
         return grid_search(self.categories)
 
     def _draw(self, rng: random.Random, config: Mapping[str, Any]) -> Any:
@@ -156,7 +156,7 @@ class Categorical(Domain):
 
 @dataclass(frozen=True)
 class Function(Domain):
-    """A value that a function of the user's returns; it may depend on other entries."""
+    """A value computed by a user function; it may depend on other entries."""
 
     function: Callable[..., Any]
 
@@ -372,7 +372,7 @@ def find_domains(space: Mapping[str, Any]) -> dict[Path, Domain]:
 
 
 def check_space(space: Any) -> None:
-    """Raise :class:`ConfigError` that names the key of an entry that cannot be used."""
+    """Raise a :class:`ConfigError` that names the key of an entry that cannot be used."""
     if not isinstance(space, Mapping):
         raise ConfigError(
             f"param_space={shorten(space)} is not a dict. Give names and values: {{'lr': tune.loguniform(1e-4, 1e-1)}}."
@@ -398,12 +398,12 @@ def check_space(space: Any) -> None:
 
 
 def show_path(path: Path) -> str:
-    """Return a path as people write it: ``'a/b'``."""
+    """Return a path in display form: ``'a/b'``."""
     return repr("/".join(map(str, path)))
 
 
 def grid_points(space: Mapping[str, Any]) -> list[dict[Path, Any]]:
-    """Return every combination of the grids of a space, the last grid changing fastest; one empty dict without any."""
+    """Return every combination of a space's grids, the last grid varying fastest; one empty dict without grids."""
     grids = {path: value[_GRID_KEY] for path, value in walk(space) if is_grid(value)}
     return [dict(zip(grids, values, strict=True)) for values in itertools.product(*grids.values())]
 
@@ -415,11 +415,11 @@ def resolve(
 
     Args:
         space: A space that :func:`check_space` accepts.
-        rng: Draws whatever is not chosen. The same generator state gives the same configuration.
+        rng: Draws the values that are not chosen. The same generator state gives the same configuration.
         chosen: Values by path, of grids or from a searcher.
 
     Raises:
-        ConfigError: A function of :func:`sample_from` failed, or functions wait for each other.
+        ConfigError: A function of :func:`sample_from` failed, or functions depend on each other in a cycle.
     """
     chosen = chosen or {}
     config = _plain_copy(space)
@@ -439,14 +439,14 @@ def resolve(
 
 
 def _call_functions(config: dict[str, Any], waiting: dict[Path, Function], rng: random.Random) -> None:
-    """Call each function once all entries that it reads are known, whatever the order in the space."""
+    """Call each function once all entries that it depends on are known, in any order."""
     while waiting:
         missing: BaseException | None = None
         done = []
         for path, function in waiting.items():
             try:
                 value = function.sample(rng, config)
-            except (AttributeError, KeyError) as error:  # perhaps an entry of another function
+            except (AttributeError, KeyError) as error:  # possibly the entry of another function
                 missing = missing or error
                 continue
             except Exception as error:
@@ -520,7 +520,7 @@ def _find_problem_of_values(values: Any, name: str) -> str:
 def _rounded(value: float, step: float | None) -> float:
     if step is None:
         return value
-    # Through the text of the step, or 3 * 0.1 would be 0.30000000000000004.
+    # Computed through the text of the step: 3 * 0.1 would be 0.30000000000000004.
     return round(round(value / step) * step, 12)
 
 

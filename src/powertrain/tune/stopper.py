@@ -1,8 +1,8 @@
 """Early ends of trials, or of the whole sweep: ``RunConfig(stop=...)``.
 
-A stopper is called once for each report, in the order in which the sweep receives them. After a restart the sweep makes
-a new one and repeats the recorded calls, so a stopper that only looks at its calls continues where it was. ``stop_all``
-is asked after each report, before the first trial and twice a second.
+A stopper is called once for each report, in the order in which the sweep receives them. After a restart the sweep
+creates a new one and replays the recorded calls, so a stopper that depends only on its calls continues with the same
+state. ``stop_all`` is called after each report, before the first trial and twice a second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from powertrain.run.stopping import reason_to_stop
 from powertrain.tune.trial import flat_numbers
 from powertrain.values.arguments import as_whole, shorten
 
-#: Greatest count that an argument may have.
+#: Maximum count of an argument.
 _MOST = 2**62
 
 
@@ -63,7 +63,7 @@ class Stopper:
 
 
 class NoopStopper(Stopper):
-    """Stops nothing."""
+    """Stop nothing."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return False."""
@@ -75,7 +75,7 @@ class NoopStopper(Stopper):
 
 
 class MaximumIterationStopper(NoopStopper):
-    """Stops each trial after so many reports.
+    """Stop each trial after a number of reports.
 
     Args:
         max_iter: How many reports a trial makes.
@@ -100,7 +100,7 @@ class MaximumIterationStopper(NoopStopper):
 
 
 class FunctionStopper(NoopStopper):
-    """Stops a trial where a function returns True.
+    """Stop a trial if a function returns True.
 
     Args:
         function: Called with the id of a trial and its report.
@@ -120,7 +120,7 @@ class FunctionStopper(NoopStopper):
         self._function = function
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Return what the function returns."""
+        """Return the value of the function."""
         return bool(self._function(trial_id, result))
 
     @classmethod
@@ -140,10 +140,10 @@ class FunctionStopper(NoopStopper):
 
 
 class BoundStopper(NoopStopper):
-    """Stops a trial when one of its metrics reaches a bound: the dict form of ``stop``.
+    """Stop a trial when one of its metrics reaches a bound: the dict form of ``stop``.
 
     Args:
-        bounds: The bound of each metric; "a/b" stands for ``result["a"]["b"]``.
+        bounds: The bound of each metric; "a/b" means ``result["a"]["b"]``.
     """
 
     def __init__(self, bounds: Mapping[str, float]) -> None:
@@ -164,20 +164,20 @@ class BoundStopper(NoopStopper):
         return bool(self.reason(trial_id, result))
 
     def reason(self, trial_id: str, result: Mapping[str, Any]) -> str:
-        """Return which metric has reached its bound, as part of a sentence; "" for none."""
+        """Return the metric that has reached its bound, as part of a sentence; "" for none."""
         return reason_to_stop(self._bounds, trial_id, 0, result, 0.0)
 
 
 class TrialPlateauStopper(NoopStopper):
-    """Stops a trial whose metric does not change any more.
+    """Stop a trial when its metric no longer changes.
 
     A report without the metric, or with NaN, keeps the trial running as long as it is among the last ``num_results``.
 
     Args:
         metric: The metric to watch.
         std: The trial ends when the standard deviation of its last reports is below this.
-        num_results: How many reports the standard deviation is taken of.
-        grace_period: Reports before which no trial ends.
+        num_results: Number of reports for the standard deviation.
+        grace_period: Minimum number of reports of a trial.
         metric_threshold: A value that the metric must have reached first: at most this for mode "min", at least
             this for mode "max".
         mode: "min" or "max"; only needed with ``metric_threshold``.
@@ -218,7 +218,7 @@ class TrialPlateauStopper(NoopStopper):
         return self._is_past_threshold(value) and _deviation(recent) < self._std
 
     def forget(self, trial_id: str) -> None:
-        """Leave out the earlier reports of the trial."""
+        """Drop the earlier reports of the trial."""
         self._reports.pop(trial_id, None)
         self._recent.pop(trial_id, None)
 
@@ -229,14 +229,14 @@ class TrialPlateauStopper(NoopStopper):
 
 
 class ExperimentPlateauStopper(Stopper):
-    """Stops the whole sweep when its best results do not change any more.
+    """Stop the whole sweep when its best results no longer change.
 
-    Reports without the metric, or with NaN, are passed over.
+    Reports without the metric, or with NaN, are skipped.
 
     Args:
         metric: The metric to watch.
         std: The best results are on a plateau when their standard deviation is at most this.
-        top: How many of the best results are compared.
+        top: Number of best results to compare.
         mode: "min" or "max".
         patience: How many reports the plateau must last.
 
@@ -277,7 +277,7 @@ class ExperimentPlateauStopper(Stopper):
 
 
 class TimeoutStopper(NoopStopper):
-    """Stops the whole sweep after a time, counted from the first call of :meth:`stop_all`: from the sweep's start.
+    """Stop the whole sweep after a time, counted from the first call of :meth:`stop_all`: the start of the sweep.
 
     Args:
         timeout: Seconds, or a ``datetime.timedelta``.
@@ -297,15 +297,15 @@ class TimeoutStopper(NoopStopper):
 
     @property
     def spent(self) -> float:
-        """Seconds that count against the timeout so far."""
+        """Seconds counted towards the timeout so far."""
         return self._spent
 
     def add_spent(self, seconds: float) -> None:
-        """Count time that was spent before this object was made, in an earlier process of the same sweep."""
+        """Add time spent in an earlier process of the same sweep."""
         self._spent += _check_number(seconds, "TimeoutStopper.add_spent(seconds=...)", at_least=0)
 
     def stop_all(self) -> bool:
-        """Return whether the time is over."""
+        """Return whether the timeout has expired."""
         now = self._clock()
         if self._last_look is not None:
             self._spent += max(0.0, now - self._last_look)
@@ -313,12 +313,12 @@ class TimeoutStopper(NoopStopper):
         return self._spent >= self._timeout
 
     def __getstate__(self) -> dict[str, Any]:
-        # The clock of another process may count from another moment.
+        # The clock of another process may have another epoch.
         return {**vars(self), "_last_look": None}
 
 
 class CombinedStopper(Stopper):
-    """Stops where one of several stoppers does. Each sees every report.
+    """Stop if one of several stoppers does. Each receives every report.
 
     Args:
         *stoppers: The stoppers.
@@ -341,7 +341,7 @@ class CombinedStopper(Stopper):
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return whether one of them stops the trial."""
-        # All of them first: those behind the first that says yes need to see the report, too.
+        # Call all of them: those after the first match need the report, too.
         answers = [stopper(trial_id, result) for stopper in self._stoppers]
         return any(answers)
 
@@ -351,13 +351,13 @@ class CombinedStopper(Stopper):
         return any(answers)
 
     def forget(self, trial_id: str) -> None:
-        """Let each of them forget the trial."""
+        """Forget the trial in each stopper."""
         for stopper in self._stoppers:
             stopper.forget(trial_id)
 
 
 def as_stopper(stop: Any) -> Stopper:
-    """Return what ``RunConfig(stop=...)`` was given as one stopper.
+    """Convert the value of ``RunConfig(stop=...)`` to one stopper.
 
     Args:
         stop: None, a dict of bounds by metric, a function of (trial_id, result), a :class:`Stopper`, or a list of them.
@@ -382,9 +382,9 @@ def as_stopper(stop: Any) -> Stopper:
 
 
 def copy_stopper(stop: Any) -> Any:
-    """Return a copy of what ``RunConfig(stop=...)`` was given, so that the next sweep finds it as it is now.
+    """Return a copy of the value of ``RunConfig(stop=...)``, so that the next sweep finds it unchanged.
 
-    An object that cannot be copied, such as one with a lock, is returned as it is.
+    An object that cannot be copied, such as one with a lock, is returned itself.
     """
     try:
         return copy.deepcopy(stop)
@@ -393,14 +393,14 @@ def copy_stopper(stop: Any) -> Any:
 
 
 def bounds_of(stopper: Stopper) -> list[str]:
-    """Return the metrics for which some stoppers have bounds."""
+    """Return the metrics with bounds in these stoppers."""
     if isinstance(stopper, CombinedStopper):
         return [name for one in stopper.stoppers for name in bounds_of(one)]
     return list(stopper._bounds) if isinstance(stopper, BoundStopper) else []
 
 
 def add_spent(stopper: Stopper, seconds: float) -> None:
-    """Let the timeouts among some stoppers count seconds that earlier drivers have spent."""
+    """Add seconds spent by earlier drivers to the timeouts among these stoppers."""
     if isinstance(stopper, TimeoutStopper):
         stopper.add_spent(seconds)
     elif isinstance(stopper, CombinedStopper):
@@ -409,17 +409,17 @@ def add_spent(stopper: Stopper, seconds: float) -> None:
 
 
 def _number(result: Mapping[str, Any], metric: str) -> float:
-    """A metric of a report, also a nested one; NaN where it has none."""
+    """Return a metric of a report, also a nested one; NaN if it is missing."""
     return dict(flat_numbers(result)).get(metric, math.nan)
 
 
 def _deviation(values: Collection[float]) -> float:
-    """The standard deviation of a population; NaN where one of its values is not finite."""
+    """Return the standard deviation of a population; NaN if a value is not finite."""
     if not all(map(math.isfinite, values)):
         return math.nan
     try:
         return statistics.pstdev(values)
-    except OverflowError:  # of values so far apart that their squares are no floats
+    except OverflowError:  # values so far apart that their squares overflow
         return math.inf
 
 
@@ -427,7 +427,7 @@ def _check_takes_two(function: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # some builtins have no signature; the call will tell
+        return  # some builtins have no signature; the call itself will fail
     try:
         signature.bind("trial_id", {})
     except TypeError as error:

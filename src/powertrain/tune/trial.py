@@ -1,4 +1,4 @@
-"""A trial of a sweep: one configuration, and what its run has reported so far.
+"""A trial of a sweep: one configuration, and the reports of its run so far.
 
 Values without effects; only :attr:`Trial.checkpoint` looks into the storage.
 """
@@ -20,7 +20,7 @@ RUNNING = "RUNNING"
 PAUSED = "PAUSED"
 TERMINATED = "TERMINATED"
 ERROR = "ERROR"
-#: States in which a trial has nothing left to do.
+#: Final states of a trial.
 ENDED = frozenset({TERMINATED, ERROR})
 
 
@@ -37,13 +37,13 @@ class MetricHistory:
 
     @classmethod
     def of(cls, value: float) -> MetricHistory:
-        """Return the history of a first value."""
+        """Return a history with a first value."""
         history = cls(value, value, value)
         history.add(value)
         return history
 
     def add(self, value: float) -> None:
-        """Take one more value. NaN becomes the last value and changes nothing else."""
+        """Add a value. NaN becomes the last value and changes nothing else."""
         self.last = value
         if math.isnan(value):
             return
@@ -54,7 +54,7 @@ class MetricHistory:
         self.recent.append(value)
 
     def value(self, scope: str, mode: str) -> float:
-        """Return the number that a scope of ``get_best_result`` compares; NaN where there is none."""
+        """Return the number that a scope of ``get_best_result`` compares; NaN if there is none."""
         if scope == "all":
             return self.maximum if mode == "max" else self.minimum
         if scope == "avg":
@@ -71,21 +71,21 @@ class Trial:
 
     Attributes:
         trial_id: Its id, unique in the sweep: "7f3a2_00012".
-        number: Its place in the order in which trials were made, from 0.
+        number: Its index in order of creation, from 0.
         name: The name of its run, which is the directory below the sweep's.
         config: The configuration that it runs with; PBT may replace it.
         path: The address of its run.
         trainable_name: The name of the function or trainer.
-        evaluated_params: The values that were drawn for it, by path: {"a/b": 0.1}.
+        evaluated_params: Its drawn values, by path: {"a/b": 0.1}.
         status: PENDING, RUNNING, PAUSED, TERMINATED or ERROR.
         iteration: The newest row that it has reported.
         last_result: Its newest report, with "training_iteration", "time_total_s", "trial_id" and "config".
         metrics: The history of each number that it has reported; nested ones as "a/b".
-        reason: Why it ended; "" where it finished by itself.
+        reason: The reason of its end; "" if it finished by itself.
         was_stopped_early: Whether a scheduler or a stopper ended it.
-        starts: How many times its run has been started.
-        seconds: How long it has run, over all starts.
-        num_failures: How many times its run has failed, those after which it was started again included.
+        starts: Number of starts of its run.
+        seconds: Its runtime over all starts.
+        num_failures: Number of failures of its run, including those followed by a restart.
     """
 
     trial_id: str
@@ -112,19 +112,19 @@ class Trial:
 
     @property
     def logdir(self) -> str:
-        """The directory of its run, as Ray called it once."""
+        """The directory of its run, under Ray's older name."""
         return self.local_path
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint of its run, read from the storage; None where there is none, or no address of it."""
+        """The newest checkpoint of its run, read from the storage; None if there is none, or its path is unknown."""
         from powertrain.result.result import Result
 
         return Result(path=self.path, state="running").checkpoint if self.path else None
 
     @property
     def metric_analysis(self) -> dict[str, dict[str, float]]:
-        """By metric its "max", "min", "avg" and "last" value, and the averages of the last 5 and 10 reports."""
+        """The "max", "min", "avg" and "last" value of each metric, and the averages of the last 5 and 10 reports."""
         return {
             name: {
                 "max": history.maximum,
@@ -138,13 +138,13 @@ class Trial:
         }
 
     def get_error(self) -> TrialFailedError | None:
-        """Return why it failed; None where it has not."""
+        """Return the reason of its failure; None if it has not failed."""
         from powertrain.errors import TrialFailedError
 
         return TrialFailedError(self.reason or f"{self} has failed") if self.status == ERROR else None
 
     def is_finished(self) -> bool:
-        """Return whether it has ended, well or not."""
+        """Return whether it has ended, with success or failure."""
         return self.is_ended
 
     @property
@@ -161,7 +161,7 @@ class Trial:
         return self.status in ENDED
 
     def add_report(self, result: Mapping[str, Any]) -> bool:
-        """Take a report. Returns False, and changes nothing, for an iteration that was reported before."""
+        """Add a report. Return False, without a change, for an iteration that was reported before."""
         iteration = int(result["training_iteration"])
         if iteration <= self.iteration:
             return False
@@ -180,7 +180,7 @@ class Trial:
         return hash(self.trial_id)
 
 
-#: Entries of a result that say which trial it is of, and are not metrics.
+#: Entries of a result that identify the trial, and are not metrics.
 NOT_METRICS = frozenset(
     {"trial_id", "config", "done", "should_checkpoint", "date", "timestamp", "hostname", "pid"}
 )

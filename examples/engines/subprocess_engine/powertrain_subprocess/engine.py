@@ -1,6 +1,6 @@
 """Slots of this machine, and a fresh interpreter for each process on them.
 
-Slots are granted at once: this engine does not share the machine with other runs, as the local engine does.
+Slots are granted immediately: this engine does not share the machine with other runs, as the local engine does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SubprocessClaim:
 
 
 class _Running:
-    """One process of the engine, started and awaited on a thread of its own."""
+    """One process of the engine, started and awaited on its own thread."""
 
     def __init__(self, spec: ProcessSpec, mark: str) -> None:
         self.spec, self.mark = spec, mark
@@ -84,7 +84,7 @@ class _Running:
 
 
 class SubprocessEngine(Engine):
-    """Starts each rank as a fresh interpreter. The defaults of :class:`Engine` say the rest about it."""
+    """Engine that starts each rank as a fresh interpreter. :class:`Engine` defines the other defaults."""
 
     name = "subprocess"
 
@@ -101,7 +101,7 @@ class SubprocessEngine(Engine):
         self._output = OutputReader()
 
     def connect(self, hub: Hub) -> None:
-        """Its processes are on this machine, and need no agent."""
+        """Do nothing: the processes are on this machine, and need no agent."""
 
     def start(self, events: EventSink, output: OutputSink) -> None:
         self._events, self._output.deliver = events, output
@@ -119,7 +119,7 @@ class SubprocessEngine(Engine):
         return claim
 
     def withdraw(self, claim: Claim) -> None:
-        """Nothing waits here."""
+        """Do nothing: requests never wait here."""
 
     def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
         self._events(Capacity(resources.slots_free(self._machine, shape, ())))
@@ -188,7 +188,7 @@ class SubprocessEngine(Engine):
             f"live({spec.entry!r}, {str(payload)!r}, {os.getpid()})"
         )
         read, write = os.pipe()
-        # A new process has the signals blocked that are blocked in the thread that starts it.
+        # A new process inherits the blocked signals of the thread that starts it.
         before = signals.pthread_sigmask(signals.SIG_BLOCK, _SHIELDED if spec.shielded else ())
         try:
             started = subprocess.Popen(
@@ -210,7 +210,7 @@ class SubprocessEngine(Engine):
         return started
 
     def _live(self, slot: Slot, running: _Running) -> None:
-        """Start a process, and tell its end once nothing that it has started is running."""
+        """Start a process, and report its end once none of its descendants is running."""
         try:
             started = self._start_process(slot, running)
         except OSError as error:

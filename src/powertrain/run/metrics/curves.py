@@ -1,13 +1,13 @@
-"""One metric of one rank as a line to draw: of each pixel the smallest, largest and last value.
+"""Curves: one metric of one rank in pixels, each with its smallest, largest and last value.
 
-A pixel is a stretch of rows. All metrics of a rank have the same pixels, so that their curves can be drawn one
-below the other. Points that a restart went back behind are left out, and so are solo reports, which stand outside
-rows. Runs that are under way can be looked at while they write.
+A pixel is a range of rows. All metrics of a rank have the same pixels, so that their curves can be drawn one below the
+other. Points that a restart abandoned are omitted, and so are solo reports, which have no row. Runs can be read while
+they write.
 
-Long runs are not read point by point: full batches of segments carry a summary of their stretches
-(:mod:`powertrain.run.metrics.summary`), and pixels are made as wide as whole stretches. The points themselves are
-read where there is no summary yet (the newest ones), where a restart cuts a stretch in two, and where pixels are
-narrower than stretches. What comes out is the same.
+Long runs are not read point by point: full batches of segments have a summary of their stretches
+(:mod:`powertrain.run.metrics.summary`), and pixels are made as wide as whole stretches. The points themselves are read
+where there is no summary yet (the newest ones), where a restart cuts a stretch in two, and where pixels are narrower
+than stretches. The result is the same.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-#: More rows than any run has; their pixels still fit into 64 bits.
+#: Maximum row: more than any run has; their pixels still fit into 64 bits.
 _LARGEST_ROW = 1 << 61
 
 __all__ = ["Curve", "curve", "metric_names"]
@@ -54,10 +54,10 @@ __all__ = ["Curve", "curve", "metric_names"]
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric in pixels. The arrays have one entry a pixel that has a value, in the order of rows.
+    """A metric in pixels. The arrays have one entry per pixel with a value, in the order of rows.
 
-    NaN is a value of ``last``; ``low`` and ``high`` pass over it and are NaN only where a pixel has nothing else.
-    Infinities are kept. Values that are no number (text, truth values, None) count as not reported.
+    NaN is a value of ``last``; ``low`` and ``high`` ignore it and are NaN only if a pixel has nothing else.
+    Infinities are kept. Values that are not numbers (text, booleans, None) count as not reported.
     """
 
     #: The first row of each pixel.
@@ -65,22 +65,25 @@ class Curve:
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     last: NDArray[np.float64]
-    #: How many values the pixels were made of.
+    #: Number of values in the pixels.
     points: int
 
 
 def metric_names(storage: Storage, run_state: RunState) -> list[str]:
-    """The metrics that are numbers, called as in the data frame, in order of first appearance.
+    """Return the names of numeric metrics as in the data frame, in order of first appearance.
 
-    Those that only an abandoned attempt reported are there too; their curves are empty. Those that have no column of
-    their own because a segment has too many (:data:`powertrain.run.metrics.points.MORE`) are not; they do have curves.
+    Metrics that only an abandoned attempt reported are included; their curves are empty. Metrics without a column of
+    their own because a segment has too many (:data:`powertrain.run.metrics.points.MORE`) are not included; they do have
+    curves.
     """
     return consistently(lambda: _metric_names_now(storage))
 
 
 def curve(storage: Storage, run_state: RunState, name: str, *, pixels: int = 1000, rank: int = 0) -> Curve:
-    """The metric ``name`` of ``rank`` in at most ``pixels`` pixels; empty where it has none. "timestamp" is when its
-    reports were made."""
+    """Return the metric ``name`` of ``rank`` in at most ``pixels`` pixels; empty if it has none.
+
+    "timestamp" is the time of the reports.
+    """
     if pixels < 1:
         raise ValueError(f"A curve cannot have {pixels} pixels: it needs at least one.")
     return consistently(lambda: _curve_now(storage, run_state, name, pixels, rank))
@@ -100,12 +103,12 @@ def _metric_names_now(storage: Storage) -> list[str]:
 
 
 def _column_names(sources: Iterable[MetricSegment | pa.Table]) -> list[str]:
-    """The columns of all metrics, in order of first appearance."""
+    """Return the columns of all metrics, in order of first appearance."""
     return list(dict.fromkeys(name for source in sources for name in filter(is_metric, source.schema.names)))
 
 
 def _look_for_numbers(source: MetricSegment | pa.Table) -> Iterator[str]:
-    """The metrics with numbers in rows, where no footer tells them."""
+    """Return the metrics with numbers in rows, from data without such a footer."""
     for name in filter(is_metric, source.schema.names):
         field = source.schema.field(name)
         if any(
@@ -118,7 +121,7 @@ def _look_for_numbers(source: MetricSegment | pa.Table) -> Iterator[str]:
 def _batches(
     source: MetricSegment | pa.Table, columns: list[str], numbers: Iterable[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Batches with those of these columns that there are; of a segment only those of these numbers."""
+    """Yield batches with the existing ones of these columns; of a segment only those of these numbers."""
     if isinstance(source, MetricSegment):
         yield from intact_batches(source, columns, numbers)
     else:
@@ -129,7 +132,7 @@ def _batches(
 
 
 class _Stretches(NamedTuple):
-    """Parts of a rank's live rows, each with what one metric was there. A point is a part of one row."""
+    """Parts of a rank's live rows, each with the values of one metric. A point is a part of one row."""
 
     first: Array
     last_row: Array
@@ -164,7 +167,7 @@ def _column_of(sources: Iterable[MetricSegment | pa.Table], name: str) -> str:
 
 
 def _leaves_beyond(sources: Iterable[MetricSegment | pa.Table]) -> Iterator[str]:
-    """The metrics among what has no column of its own, each once, as they would be called as columns."""
+    """Return the distinct metrics without a column of their own, by the names they would have as columns."""
     seen: set[str] = set()
     for source in sources:
         if MORE not in source.schema.names:
@@ -187,10 +190,10 @@ class _Looking:
     only_points: bool = False
 
     def at(self, source: MetricSegment | pa.Table) -> _Stretches:
-        """Return the matching stretches of a source, from its summary where that is sufficient."""
+        """Return the matching stretches of a source, from its summary if that is sufficient."""
         if not isinstance(source, MetricSegment):
             return self._points(source)
-        has_more = MORE in source.schema.names  # which is JSON text, of which nothing is summarized
+        has_more = MORE in source.schema.names  # JSON text, which has no summary
         if self.only_points or has_more or not source.summarized:
             return self._points(source)
         with passing_over_damage(source), source.held_open():
@@ -217,7 +220,7 @@ class _Looking:
         return _Stretches(first, last, low, high, newest, np.nan_to_num(count)), set(cut.tolist())
 
     def _points(self, source: MetricSegment | pa.Table, numbers: list[int] | None = None) -> _Stretches:
-        """The points themselves, of these batches or of all."""
+        """Return the points themselves, of these batches or of all."""
         columns = ["rank", "attempt", "row", "solo", self.column, MORE]
         return _end_to_end(map(self._points_of_batch, _batches(source, columns, numbers)))
 
@@ -237,7 +240,7 @@ class _Looking:
         return _Stretches(rows, rows, values, values, values, numbers.present.astype(np.int64))
 
     def _numbers(self, batch: pa.RecordBatch) -> Numbers | None:
-        """From the metric's column, and of points that have it beyond the columns from there."""
+        """Return the numbers of the metric's column, and those beyond the columns."""
         import numpy as np
 
         schema, found = batch.schema, None
@@ -253,7 +256,7 @@ class _Looking:
 
 
 def _part(summary: pa.Table, column: str, part: str) -> Array:
-    """One field of a summary's column; NaN where a batch has nothing of this metric."""
+    """Return one field of a summary's column; NaN if a batch has no values of this metric."""
     import numpy as np
 
     structs: list[Any] = summary.column(column).chunks
@@ -272,7 +275,7 @@ def _without_values(first: Array, last: Array) -> _Stretches:
 
 
 def _end_to_end(parts: Iterable[_Stretches]) -> _Stretches:
-    """All of them, by row, and those of one row as they came."""
+    """Return all stretches concatenated by row, and within a row in order of arrival."""
     import numpy as np
 
     nothing = _without_values(*[np.empty(0, np.int64)] * 2)
@@ -282,7 +285,7 @@ def _end_to_end(parts: Iterable[_Stretches]) -> _Stretches:
 
 
 def _overlap(found: _Stretches) -> bool:
-    """Return True where points came out of order, so that stretches do not show which was last."""
+    """Return whether points are out of order, so that stretches do not show which was last."""
     import numpy as np
 
     reached = np.maximum.accumulate(found.last_row)[:-1]
@@ -291,8 +294,7 @@ def _overlap(found: _Stretches) -> bool:
 
 
 def _pixel_width(found: _Stretches, pixels: int) -> int:
-    """Return how many rows a pixel has, so that there are at most so many; whole stretches where it has that many
-    rows."""
+    """Return the width of a pixel in rows, for at most this many pixels; whole stretches if it is that wide."""
     if not len(found.first):
         return STRETCH_ROWS
     first, last = int(found.first[0]), int(found.last_row.max())
@@ -311,7 +313,7 @@ def _pixel_width(found: _Stretches, pixels: int) -> int:
 
 
 def _in_pixels(found: _Stretches, width: int) -> Curve:
-    """Pixels begin at multiples of their width, the first where the rows begin."""
+    """Reduce stretches to pixels, which begin at multiples of their width, the first at the first row."""
     import numpy as np
 
     begin = found.first[:1]

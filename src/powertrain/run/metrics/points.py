@@ -1,10 +1,10 @@
 """One report as a record, and many as columns of an Arrow table. Pure.
 
-Metrics are flattened into one column a leaf: ``{"eval": {"acc": 1}}`` becomes the column "eval/acc". A "/" or
+Metrics are flattened into one column per leaf: ``{"eval": {"acc": 1}}`` becomes the column "eval/acc". A "/" or
 "\\" inside a key is written with a "\\" before it, and a key that is called as one of our own columns gets a
 "\\" in front, so flattening can be undone. Whole numbers, floats, booleans and text have columns of their
 type; other values, and columns of mixed type, are JSON text (see :mod:`powertrain.checkpoint.manifest` for
-how it says NaN), and the field's metadata says so. A missing value is null.
+its form of NaN), which is marked in the field's metadata. A missing value is null.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 #: Columns that every table of points has.
 OWN_COLUMNS = ("rank", "attempt", "row", "at", "solo")
-#: The column of what had no column left, as JSON text. No key is ever flattened to this name.
+#: The column of metrics beyond the column limit, as JSON text. No key is ever flattened to this name.
 MORE = "\\more"
-#: Stands in lists of values where a point has none; None is a value.
+#: Placeholder for a missing value of a point; None is a value.
 MISSING = type("Missing", (), {"__repr__": lambda self: "missing"})()
-#: Columns of metrics in one segment; what is beyond goes together into :data:`MORE`.
+#: Maximum number of metric columns in one segment; metrics beyond it go into :data:`MORE`.
 MAX_COLUMNS = 512
 _JSON_FIELD = {b"powertrain": b"json"}
 
@@ -43,7 +43,7 @@ class PointRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def _plain_scalar(value: Any) -> Any:
-    """numpy and torch scalars as Python's."""
+    """Convert numpy and torch scalars to Python scalars."""
     item = getattr(value, "item", None)
     if item is None:
         raise NotImplementedError(f"a metric of type {type(value).__name__} cannot be kept")
@@ -55,7 +55,7 @@ decode_records = msgspec.msgpack.Decoder(list[PointRecord]).decode
 
 
 def table_of(records: Sequence[PointRecord]) -> pa.Table:
-    """The points as a table: our own columns, then one column a leaf of their metrics."""
+    """Return the points as a table: the reserved columns, then one column per leaf of their metrics."""
     import pyarrow as pa
 
     alike = _columns_of_alike(records)
@@ -75,7 +75,7 @@ def table_of(records: Sequence[PointRecord]) -> pa.Table:
 
 
 def own_type(name: str) -> pa.DataType:
-    """The type of one of :data:`OWN_COLUMNS`."""
+    """Return the type of one of :data:`OWN_COLUMNS`."""
     import pyarrow as pa
 
     types: dict[str, pa.DataType] = {"rank": pa.int32(), "attempt": pa.int32(), "row": pa.int64()}
@@ -84,7 +84,7 @@ def own_type(name: str) -> pa.DataType:
 
 
 def _columns_of_alike(records: Sequence[PointRecord]) -> dict[str, list[Any]] | None:
-    """The columns of reports that all have the same few keys and nothing nested, as most have; else None."""
+    """Return the columns of reports that all have the same few flat keys, the common case; else None."""
     dicts = [record.metrics for record in records]
     keys = list(dicts[0]) if dicts else []
     if len(keys) > MAX_COLUMNS or set(map(len, dicts)) != {len(keys)}:
@@ -100,7 +100,7 @@ def _columns_of_alike(records: Sequence[PointRecord]) -> dict[str, list[Any]] | 
 def _flatten_all(
     records: Sequence[PointRecord],
 ) -> tuple[dict[str, list[Any]], dict[int, dict[str, Any]]]:
-    """Leaves by column, and by index those for which there is no column left."""
+    """Return the leaves by column, and by index those without a column."""
     columns: dict[str, list[Any]] = {}
     more: dict[int, dict[str, Any]] = {}
     names: dict[str, str] = {}
@@ -125,7 +125,7 @@ def _flatten_all(
 
 
 def flatten(name: str, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """(column, leaf) of each leaf below ``name``. A dict that is empty or has keys other than text is one."""
+    """Yield (column, leaf) of each leaf below ``name``. A dict that is empty or has keys other than text is a leaf."""
     if not value or not all(type(key) is str for key in value):
         yield name, value
         return
@@ -139,18 +139,18 @@ def flatten(name: str, value: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def escape(key: str) -> str:
-    """One key as a part of a column's name."""
+    """Return a key escaped as a part of a column's name."""
     return key.replace("\\", "\\\\").replace("/", "\\/")
 
 
 def name_of_path(path: Sequence[str]) -> str:
-    """The column of a leaf under these keys."""
+    """Return the column of a leaf under these keys."""
     name = "/".join(map(escape, path))
     return f"\\{name}" if name in OWN_COLUMNS else name
 
 
 def path_of_name(name: str) -> list[str]:
-    """The keys of a column: the inverse of :func:`name_of_path`."""
+    """Return the keys of a column: the inverse of :func:`name_of_path`."""
     if name.startswith("\\") and name[1:] in OWN_COLUMNS:
         return [name[1:]]
     parts = [""]
@@ -166,7 +166,7 @@ def path_of_name(name: str) -> list[str]:
 
 
 def _column_of(name: str, values: list[Any]) -> tuple[pa.Array[Any], pa.Field[Any]]:
-    """The values as one typed column where they have one plain type, else as JSON text."""
+    """Return the values as one typed column if they have one plain type, else as JSON text."""
     import pyarrow as pa
 
     kinds = set(map(type, values))
@@ -178,7 +178,7 @@ def _column_of(name: str, values: list[Any]) -> tuple[pa.Array[Any], pa.Field[An
     types = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
     kind = types.get(kinds.pop()) if len(kinds) == 1 else None
     if kind is not None:
-        with contextlib.suppress(pa.ArrowInvalid, OverflowError):  # a whole number beyond 64 bits
+        with contextlib.suppress(pa.ArrowInvalid, OverflowError):  # an integer beyond 64 bits
             return pa.array(plain, kind), pa.field(name, kind)
     return _json_column(values), _json_field(name)
 
@@ -209,7 +209,7 @@ def is_json(field: pa.Field[Any]) -> bool:
 
 
 def values_of(column: pa.ChunkedArray[Any] | pa.Array[Any], field: pa.Field[Any]) -> list[Any]:
-    """The inverse of :func:`_column_of`."""
+    """Return the values of a column: the inverse of :func:`_column_of`."""
     read = _from_json_text if is_json(field) else _same
     return [MISSING if value is None else read(value) for value in column.to_pylist()]
 
@@ -219,10 +219,10 @@ def _same(value: Any) -> Any:
 
 
 def unified(schemas: Sequence[pa.Schema], *, most: int | None = None, lossless: bool = True) -> pa.Schema:
-    """A schema for the points of all of them: their columns in order of first appearance.
+    """Return a common schema: the columns of all schemas in order of first appearance.
 
-    A column whose type differs between them becomes JSON text; with ``lossless=False`` whole and fractional numbers
-    become floats instead. Metrics beyond the first ``most`` have no column and go together into :data:`MORE`.
+    A column whose type differs between them becomes JSON text; with ``lossless=False`` integers and floats become
+    floats instead. Metrics beyond the first ``most`` have no column and go together into :data:`MORE`.
     """
     import pyarrow as pa
 
@@ -242,7 +242,7 @@ def unified(schemas: Sequence[pa.Schema], *, most: int | None = None, lossless: 
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the columns of a schema that is :func:`unified` from its own and others'."""
+    """Return the batch with the columns of a schema that is :func:`unified` from its own and others."""
     import pyarrow as pa
 
     if batch.schema.equals(schema, check_metadata=True):
@@ -276,7 +276,7 @@ def _with_leaves(more: list[Any], columns: Mapping[str, tuple[pa.Field[Any], pa.
 
 
 def concatenate(tables: Sequence[pa.Table]) -> pa.Table:
-    """The tables end to end, for reading: see :func:`unified` for columns whose type differs between them."""
+    """Concatenate tables for reading: see :func:`unified` for columns with different types."""
     import pyarrow as pa
 
     schema = unified([table.schema for table in tables], lossless=False)
@@ -285,7 +285,7 @@ def concatenate(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def metrics_at(table: pa.Table | pa.RecordBatch, index: int) -> dict[str, Any]:
-    """The metrics of one point of a table or batch, nested again as they were reported."""
+    """Return the metrics of one point of a table or batch, nested as they were reported."""
     leaves: dict[str, Any] = {}
     for field in table.schema:
         if field.name in OWN_COLUMNS:
@@ -298,7 +298,7 @@ def metrics_at(table: pa.Table | pa.RecordBatch, index: int) -> dict[str, Any]:
 
 
 def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts from (column, leaf): the inverse of flattening."""
+    """Return nested dicts from (column, leaf): the inverse of flattening."""
     metrics: dict[str, Any] = {}
     for name, value in leaves.items():
         *above, key = path_of_name(name)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
 
-#: Mounted file systems may go on listing what another machine has deleted; they are read again this long, this often.
+#: Timeout and interval of retries: a mounted file system may still list files that another machine has deleted.
 STALE_SECONDS = 90.0
 _LOOK_AGAIN_SECONDS = 0.01
 
@@ -43,24 +43,27 @@ _SEGMENT_KEY = re.compile(r"metrics/(\d+)-(\d+)(?:-(\d+))?\.arrow")
 SPOOL_KEY = re.compile(r"metrics/(\d+)\.open")
 #: Columns of a frame beside the metrics.
 FRAME_COLUMNS = ("rank", "attempt", "training_iteration", "timestamp")
-#: A frame of more columns is copied once more, so that pandas has them together.
+#: A frame with more columns is copied once more, to defragment it for pandas.
 _COLUMNS_APART_AT_MOST = 64
-#: More attempts than any run makes.
+#: Maximum attempt: more than any run has.
 _MOST_ATTEMPTS = 1 << 20
-#: No row comes so far.
+#: A row beyond any run's.
 _NEVER = (1 << 63) - 1
 logger = module_logger(__name__)
 _Read = TypeVar("_Read")
 
 
 def warn_of_damage(key: str, why: object) -> None:
-    """Warn of a file that is passed over, and why."""
+    """Warn of a file that is skipped, with the reason."""
     logger.warning("The metrics file %r is damaged and was passed over: %s", key, why)
 
 
 @contextlib.contextmanager
 def passing_over_damage(source: str | MetricSegment) -> Iterator[None]:
-    """Warn of a damaged or unreadable file and go on: it must not hide all others. ``source`` is its key or segment."""
+    """Warn of a damaged or unreadable file and continue, so that it does not hide all others.
+
+    ``source`` is its key or segment.
+    """
     key = source.key if isinstance(source, MetricSegment) else source
     try:
         yield
@@ -71,7 +74,7 @@ def passing_over_damage(source: str | MetricSegment) -> Iterator[None]:
 
 
 def report_damage(source: str | MetricSegment, key: str, error: Exception) -> None:
-    """Warn of damage, of each opened segment once."""
+    """Warn of damage, once for each opened segment."""
     if isinstance(source, MetricSegment):
         if source.has_been_reported:
             return
@@ -82,7 +85,7 @@ def report_damage(source: str | MetricSegment, key: str, error: Exception) -> No
 def intact_batches(
     segment: MetricSegment, columns: Sequence[str] | None = None, numbers: Iterable[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a segment that are as they were written, with a warning where others are not."""
+    """Yield the intact batches of a segment, with a warning if others are damaged."""
     with passing_over_damage(segment):
         for batch in segment.batches_or_damage(columns, numbers):
             if isinstance(batch, DamagedError):
@@ -94,13 +97,13 @@ def intact_batches(
 def consistently(read: Callable[[], _Read]) -> _Read:
     """Return the result of ``read``, repeated when a live writer merged segments while it read.
 
-    Raises :class:`StorageError` where storage keeps listing files that do not exist.
+    Raises :class:`StorageError` if storage keeps listing files that do not exist.
     """
     deadline = time.monotonic() + STALE_SECONDS
     while True:
         try:
             return read()
-        except FileNotFoundError as error:  # what was listed is gone; what it was merged into is there
+        except FileNotFoundError as error:  # the listed segment is gone, and the merged one exists
             if time.monotonic() > deadline:
                 raise StorageError(
                     f"The metrics of the run cannot be read: storage has listed files for {STALE_SECONDS:g} s that are "
@@ -110,9 +113,9 @@ def consistently(read: Callable[[], _Read]) -> _Read:
 
 
 def stored_points(storage: Storage) -> list[MetricSegment | pa.Table]:
-    """All points, each once, in the order in which they came: segments, and tables of what is in spools.
+    """Return all points without duplicates, in order of arrival: segments, and tables of the spools' points.
 
-    Call it in ``consistently``, together with the reads of its segments.
+    Call it within ``consistently``, together with the reads of its segments.
     """
     return [source for _, source in points_after(storage, {})]
 
@@ -121,8 +124,8 @@ def points_after(storage: Storage, read: Mapping[int, int]) -> list[tuple[int, M
     """Return :func:`stored_points`, each with its lease, but without segments that a reader has finished.
 
     Args:
-        storage: That of the run.
-        read: By lease the last number of the segments that are left out. They are not even opened.
+        storage: The run's storage.
+        read: The last number of the segments to omit, by lease. They are not opened.
     """
     # Spools first: points move from a spool to a segment, so in this order none is missed.
     spools = _read_spools(storage)
@@ -139,8 +142,10 @@ def points_after(storage: Storage, read: Mapping[int, int]) -> list[tuple[int, M
 
 
 def segments_by_lease(storage: Storage, read: Mapping[int, int]) -> dict[int, list[MetricSegment]]:
-    """The segments of each lease, without those that were merged into others but not deleted, and without those that
-    end at or before the number that ``read`` has of their lease."""
+    """Return the segments of each lease, without merged but undeleted ones.
+
+    Segments that end at or before the number in ``read`` for their lease are omitted.
+    """
     found: dict[int, list[MetricSegment]] = {}
     covered = dict(read)
     for lease, first, minus_last, entry in _listed_segments(storage):
@@ -155,17 +160,19 @@ def segments_by_lease(storage: Storage, read: Mapping[int, int]) -> dict[int, li
 
 
 def _check_numbers(footer: SegmentFooter, first: int, last: int) -> None:
-    """Raise :class:`DamagedError` where a footer covers other numbers than the name of its file, which in the
-    earliest versions did not have the last."""
+    """Raise :class:`DamagedError` if a footer covers other numbers than its file name.
+
+    The file names of the earliest versions did not include the last number.
+    """
     if footer.first != first or footer.last < first or (footer.points is not None and footer.last != last):
         raise DamagedError(f"it covers {footer.first} to {footer.last}, which its name does not say")
 
 
 def _listed_segments(storage: Storage) -> list[tuple[int, int, int, Entry]]:
-    """(lease, first number, minus last, entry) of all there are, sorted.
+    """Return (lease, first number, minus last, entry) of all segments, sorted.
 
-    Two listings in a row agree on them. One alone may have neither a merged segment, which came after it had begun,
-    nor its parts, which were gone before it ended.
+    Two successive listings must agree. A single one may contain neither a merged segment, created after it began, nor
+    its parts, deleted before it ended.
     """
     before, listed = None, _list_segments(storage)
     while listed != before:
@@ -189,7 +196,7 @@ def _read_spools(storage: Storage) -> dict[int, list[tuple[int, list[PointRecord
     for entry in storage.list("metrics"):
         match = SPOOL_KEY.fullmatch(entry.key)
         if match:
-            # Where it is gone, its points are in a segment by now.
+            # If it is gone, its points are in a segment by now.
             with contextlib.suppress(FileNotFoundError), passing_over_damage(entry.key):
                 content = read_spool(storage.get(entry.key, limit=LARGE_RECORD_BYTES_LIMIT))
                 spools[int(match[1])] = content.pieces
@@ -218,9 +225,9 @@ def _tables(storage: Storage) -> list[pa.Table]:
 
 
 def read_table(storage: Storage) -> pa.Table:
-    """All points of all ranks and attempts, in the order in which they came.
+    """Return all points of all ranks and attempts, in order of arrival.
 
-    Columns of whole and fractional numbers together are floats here; other mixed columns are JSON text.
+    Columns with both integers and floats are floats here; other mixed columns are JSON text.
     """
     table = concatenate([table_of([]), *consistently(lambda: _tables(storage))])
     for index, field in enumerate(table.schema):
@@ -242,13 +249,12 @@ def _with_plain_numbers(table: pa.Table, index: int, field: pa.Field[Any]) -> pa
 def dataframe(
     storage: Storage, run_state: RunState, *, rank: int | None = None, abandoned: bool = False
 ) -> pandas.DataFrame:
-    """The points of the run's lineage, sorted by row and rank; of one ``rank``, or of all where none is given.
+    """Return the points of the run's lineage, sorted by row and rank; of one ``rank``, or of all.
 
     Columns are the metrics ("a/b" for nested ones), then ``rank``, ``attempt``, ``training_iteration`` (the
     row) and ``timestamp`` (Unix seconds). A reported metric of one of these four names is shown as
-    "reported/…". Solo reports stand outside rows: their ``training_iteration`` is 0, and they are never
-    abandoned. With ``abandoned`` the points that a restart went back behind are there too, and a column
-    ``abandoned`` tells them apart.
+    "reported/…". Solo reports have no row: their ``training_iteration`` is 0, and they are never
+    abandoned. With ``abandoned``, points that a restart abandoned are included, marked by a column ``abandoned``.
     """
     import pandas as pd
 
@@ -263,7 +269,7 @@ def dataframe(
     gone = (rows >= first_abandoned_rows(run_state, attempts)) & ~table.column("solo").to_numpy()
     if abandoned:
         columns["abandoned"] = gone
-    # Of many columns pandas wants those of one type in one place, and warns users who add another one.
+    # pandas expects columns of one type in one block, and warns users who add another column otherwise.
     frame = pd.DataFrame(
         columns, index=pd.RangeIndex(table.num_rows), copy=len(columns) > _COLUMNS_APART_AT_MOST
     )
@@ -271,7 +277,7 @@ def dataframe(
 
 
 def _of_rank(table: pa.Table, rank: int) -> pa.Table:
-    """The points of one rank, without the metrics that only other ranks have reported."""
+    """Return the points of one rank, without metrics that only other ranks have reported."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -287,7 +293,7 @@ def _of_rank(table: pa.Table, rank: int) -> pa.Table:
 
 
 def _sorted(frame: pandas.DataFrame, kept: Any) -> pandas.DataFrame:
-    """The ``kept`` lines by row and rank, of equal ones the first first. What is in order is not copied."""
+    """Return the ``kept`` lines sorted stably by row and rank, without a copy if already sorted."""
     import numpy as np
 
     rows, ranks = frame["training_iteration"].to_numpy(), frame["rank"].to_numpy()
@@ -300,10 +306,10 @@ def _sorted(frame: pandas.DataFrame, kept: Any) -> pandas.DataFrame:
 
 
 def first_abandoned_rows(run_state: RunState, attempts: Any) -> Any:
-    """For each of the attempts (a numpy array) the row from which on its points are not ``run_state.is_live``."""
+    """Return, for each attempt (a numpy array), the row from which its points are not ``run_state.is_live``."""
     import numpy as np
 
-    # From the newest attempt on nothing is abandoned.
+    # Nothing of the newest attempt is abandoned.
     newest = max((branch.attempt for branch in run_state.branches), default=0)
     highest = min(int(attempts.max(initial=0)), newest)
     if highest > _MOST_ATTEMPTS:
@@ -342,14 +348,18 @@ def _metric_columns(table: pa.Table, own: Sequence[str]) -> dict[str, Any]:
 
 
 def _series_of(column: pa.ChunkedArray[Any]) -> pandas.Series[Any]:
-    """The column in memory of its own, which users may change: of one chunk pandas would get Arrow's, which is not."""
+    """Return the column in its own memory, which users may change: for one chunk pandas would use Arrow's,
+    read-only.
+    """
     series = column.to_pandas()
     return series.copy() if column.num_chunks == 1 else series
 
 
 def shown_names(names: Sequence[str], own: Sequence[str] = FRAME_COLUMNS) -> dict[str, str]:
-    """What each column is called in a frame that has ``own`` columns beside them: its keys with "/" between, unless
-    that could mean another one."""
+    """Return the name of each column in a frame with ``own`` columns.
+
+    Names are the keys joined by "/", unless that would be ambiguous.
+    """
     plain = {}
     for name in names:
         shown = "more metrics" if name == MORE else "/".join(path_of_name(name))
@@ -359,9 +369,9 @@ def shown_names(names: Sequence[str], own: Sequence[str] = FRAME_COLUMNS) -> dic
 
 
 def last_of_rank(storage: Storage, run_state: RunState, rank: int = 0) -> dict[str, Any] | None:
-    """Exactly what a rank reported last in the run's lineage; a solo report only where there is no other.
+    """Return the last report of a rank in the run's lineage; a solo report only if there is no other.
 
-    None when the rank never reported; ``{}`` is a report without a value.
+    None if the rank never reported; ``{}`` is a report without a value.
     """
     return consistently(lambda: _last_of_rank_now(storage, run_state, rank))
 
@@ -380,7 +390,7 @@ def _last_of_rank_now(storage: Storage, run_state: RunState, rank: int) -> dict[
 
 
 def _last_places(batch: pa.RecordBatch, run_state: RunState, rank: int) -> tuple[int | None, int | None]:
-    """Where in a batch the rank's last live report and its last solo report are."""
+    """Return the positions of the rank's last live report and last solo report in a batch."""
     import numpy as np
 
     ranks, attempts, rows, solo = (
@@ -395,7 +405,7 @@ def _last_places(batch: pa.RecordBatch, run_state: RunState, rank: int) -> tuple
 def _batches_newest_first(
     source: MetricSegment | pa.Table,
 ) -> Iterator[tuple[pa.RecordBatch, Callable[[], pa.RecordBatch]]]:
-    """Our own columns of each batch, one at a time, with how to read all of its columns."""
+    """Yield the reserved columns of each batch, with a function that reads all of its columns."""
     if isinstance(source, MetricSegment):
         for number in reversed(range(source.batch_count)):
             for own in intact_batches(source, OWN_COLUMNS, [number]):

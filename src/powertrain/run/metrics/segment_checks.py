@@ -1,7 +1,7 @@
-"""Checks of decoded columns: whether they are what a segment of metrics can hold.
+"""Validation of decoded columns of a metrics segment.
 
-Bytes that match their hash were written by a segment's writer, though maybe not by ours. Bytes without a hash may be
-damaged, so Arrow validates each value of them before anything else looks at it.
+Bytes that match their hash were written by some segment writer, but possibly not this one. Bytes without a hash may be
+damaged, so Arrow validates each value of them before any other use.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ def check_batch(batch: pa.RecordBatch, is_hashed: bool) -> None:
 
 
 def check_summary(table: pa.Table, columns: Sequence[str], batches: int) -> None:
-    """Raise :class:`DamagedError` for what was read of a summary if it cannot be of a segment with so many batches.
+    """Raise :class:`DamagedError` for a summary that cannot belong to a segment with this many batches.
 
-    ``columns`` are those that were asked for.
+    ``columns`` are the requested ones.
+
+    ``columns`` are the requested ones.
     """
     import pyarrow as pa
 
@@ -69,7 +71,7 @@ def check_summary(table: pa.Table, columns: Sequence[str], batches: int) -> None
         if not all(pa.types.is_integer(part.type) or pa.types.is_float64(part.type) for part in field.type):
             raise DamagedError(f"the column {field.name!r} of its summary is of another type")
     try:
-        table.validate()  # which for numbers, and it has nothing else, is as good as the full and slower one
+        table.validate()  # for numbers, its only content, as good as the full and slower check
     except (ValueError, TypeError) as error:
         raise DamagedError(f"its summary does not hold together: {error}") from error
     if PLACE in table.column_names and table.num_rows:

@@ -1,4 +1,4 @@
-"""A stored metric segment as a file that is read in pieces, wherever storage is."""
+"""A stored metric segment as a file with random access, on any storage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from powertrain.storage.files.descriptors import open_below
 
 
 class SegmentFile:
-    """One open segment. ``raw`` is it as Python's file; ``size`` is the number of its bytes."""
+    """One open segment. ``raw`` is its Python file; ``size`` is its number of bytes."""
 
     def __init__(self, raw: Any, size: int) -> None:
         self.raw, self.size = raw, size
@@ -30,15 +30,15 @@ class SegmentFile:
             self._content.release()
 
     def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Request these ranges (first byte, byte after the last) together, where storage is across a network."""
+        """Request these ranges (first byte, byte after the last) together, if storage is remote."""
         fetch = getattr(self.raw, "fetch", None)
         if fetch is not None:
             fetch(ranges)
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill ``buffer`` from ``offset`` on; returns how many bytes there were.
+        """Fill ``buffer`` from ``offset`` on; return the number of bytes read.
 
-        Any thread, but for objects that are fetched in pieces.
+        Any thread, except for objects that are fetched in pieces.
         """
         filled = 0
         if self._content is not None:
@@ -57,20 +57,20 @@ class SegmentFile:
         return filled
 
     def read(self, start: int, end: int) -> bytes:
-        """The bytes from ``start`` to before ``end``; fewer where the file is shorter."""
+        """Return the bytes from ``start`` up to ``end`` (exclusive); fewer if the file is shorter."""
         found = bytearray(max(0, end - start))
         return bytes(found[: self.read_into(memoryview(found), start)])
 
 
 @contextlib.contextmanager
 def open_segment(storage: Storage, key: str, size: int, whole: bool = False) -> Iterator[SegmentFile]:
-    """Open the value under ``key`` for reading at any place.
+    """Open the value under ``key`` for random access.
 
     Args:
         storage: The run's storage.
         key: The key of the segment.
         size: Its bytes, as listed.
-        whole: True where all of it will be read. Otherwise only what is read is fetched, where storage can do so.
+        whole: True if all of it will be read. Otherwise only the ranges read are fetched, if storage supports it.
 
     Raises:
         FileNotFoundError: The key is gone.
@@ -90,11 +90,11 @@ def open_segment(storage: Storage, key: str, size: int, whole: bool = False) -> 
         with raw, SegmentFile(raw, size) as file:
             yield file
     except OSError as error:
-        if error.errno == errno.ESTALE:  # a file of a network that another machine has deleted
+        if error.errno == errno.ESTALE:  # a network file that another machine has deleted
             raise FileNotFoundError(errno.ENOENT, "no such key", key) from error
         raise
 
 
 def _has_own_address(storage: Storage) -> bool:
-    """False where the storage is on a file system of the user's own, whose addresses may mean anything."""
+    """Return False for a storage on a user's file system, whose addresses may mean anything."""
     return getattr(storage, "filesystem", None) is None

@@ -1,11 +1,11 @@
 """The parts of a metric segment that are read separately, each with its hash.
 
-A segment holds Arrow IPC files. What a reader needs of one is its schema, and of each batch its head (where the
-columns' bytes are) and the bytes of the columns that were asked for. Each of these parts has an xxh3-128 in the
-segment's footer, and is compared with it before Arrow sees a byte: damaged bytes may crash Arrow's readers, and in
-compressed columns they silently become other numbers.
+A segment holds Arrow IPC files. A reader needs the schema of a file, and of each batch its head (the positions of the
+columns' bytes) and the bytes of the requested columns. Each of these parts has an xxh3-128 in the segment's footer, and
+is verified before Arrow sees a byte: damaged bytes may crash Arrow's readers, and in compressed columns they silently
+become other numbers.
 
-The columns of a batch that were not asked for are neither read nor checked.
+Columns that were not requested are neither read nor checked.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _HASH_BYTES = 16
-#: An Arrow file begins with its magic in so many bytes; then come the messages.
+#: Number of bytes of an Arrow file's magic; the messages follow.
 _MAGIC_BYTES = 8
 #: Before each message: a mark, and the length of its head.
 _PREFIX = struct.Struct("<iI")
 _SCHEMA, _RECORD_BATCH = 1, 3
-#: A head or a schema is never larger; a length beyond it is not ours.
+#: Maximum size of a head or a schema; a larger length is invalid.
 _LARGEST_HEAD = 1 << 28
 
 
@@ -37,12 +37,12 @@ class BatchParts(msgspec.Struct, frozen=True, array_like=True):
 
     start: int
     ends: list[int]
-    #: One after the other, for the head and each column.
+    #: Hashes of the head and each column, in order.
     hashes: bytes
 
 
 class SegmentLayout(msgspec.Struct, frozen=True, array_like=True):
-    """Where the parts of an Arrow file are, from the file's own beginning, and their hashes."""
+    """The positions of an Arrow file's parts, relative to the file, and their hashes."""
 
     schema_end: int
     schema_hash: bytes
@@ -50,13 +50,13 @@ class SegmentLayout(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Readable(Protocol):
-    """A file that can be read at any place."""
+    """A file with random access."""
 
     def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Prepare to read these ranges (first byte, byte after the last)."""
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill ``buffer`` from ``offset`` on; returns how many bytes there were."""
+        """Fill ``buffer`` from ``offset`` on; return the number of bytes read."""
 
 
 # --------------------------------------------------------------------------- writing
@@ -86,7 +86,7 @@ def layout_of(data: memoryview, schema: pa.Schema) -> SegmentLayout:
 
 class _Message(NamedTuple):
     kind: int
-    #: Where its prefix begins, its body begins, and the table of its header.
+    #: Offsets of its prefix, of its body, and of the table of its header.
     start: int
     body: int
     header: int
@@ -94,7 +94,7 @@ class _Message(NamedTuple):
 
 
 def _messages(data: memoryview) -> Iterator[_Message]:
-    """The encapsulated messages of an Arrow file up to the mark of the stream's end."""
+    """Yield the encapsulated messages of an Arrow file up to the end-of-stream mark."""
     start = _MAGIC_BYTES
     while True:
         _, length = _PREFIX.unpack_from(data, start)
@@ -114,7 +114,7 @@ def _messages(data: memoryview) -> Iterator[_Message]:
 
 
 def _field(data: memoryview, table: int, number: int) -> int:
-    """Where a field of a flatbuffers table lies; 0 where it has its default."""
+    """Return the offset of a field of a flatbuffers table; 0 if it has its default."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     (size,) = struct.unpack_from("<H", data, vtable)
     place = 4 + 2 * number
@@ -123,7 +123,7 @@ def _field(data: memoryview, table: int, number: int) -> int:
 
 
 def _column_ends(data: memoryview, message: _Message, buffers: Sequence[int]) -> list[int]:
-    """Where the head ends, and each column."""
+    """Return the end offsets of the head and of each column."""
     vector = _field(data, message.header, 2)
     vector += struct.unpack_from("<I", data, vector)[0]
     ends, first = [], 0
@@ -135,7 +135,7 @@ def _column_ends(data: memoryview, message: _Message, buffers: Sequence[int]) ->
 
 
 def _buffer_count(kind: pa.DataType) -> int:
-    """How many buffers Arrow writes for a column of this type; raises ``TypeError`` for one that no segment has."""
+    """Return the number of buffers of a column of this type; raise ``TypeError`` for a type that no segment has."""
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
@@ -151,10 +151,10 @@ def _buffer_count(kind: pa.DataType) -> int:
 
 
 class CheckedFile:
-    """An Arrow file whose parts are compared with their hashes before they are decoded."""
+    """An Arrow file whose parts are verified by their hashes before they are decoded."""
 
     def __init__(self, layout: SegmentLayout, begin: int, end: int) -> None:
-        """``begin`` and ``end`` are where it lies in its segment. Raises :class:`DamagedError` for parts beyond it."""
+        """Open the file from ``begin`` to ``end`` of its segment. Raises :class:`DamagedError` for parts beyond it."""
         self._layout, self._begin = layout, begin
         _check_bounds(layout, end - begin)
         self._schema_bytes = b""
@@ -166,7 +166,7 @@ class CheckedFile:
         return len(self._layout.batches)
 
     def schema(self, file: Readable) -> pa.Schema:
-        """Read the schema. Raises :class:`DamagedError` where it is not as it was written."""
+        """Read the schema. Raises :class:`DamagedError` if it is damaged."""
         import pyarrow as pa
 
         size = self._layout.schema_end - _MAGIC_BYTES
@@ -183,9 +183,9 @@ class CheckedFile:
     def batch(
         self, file: Readable, number: int, columns: Sequence[str] | None = None, threads: bool = True
     ) -> pa.RecordBatch:
-        """Read one batch with those of ``columns`` that there are, all where none are named.
+        """Read one batch with the existing ones of ``columns``, or all columns if none are named.
 
-        Raises :class:`DamagedError` where a part of it is not as it was written.
+        Raises :class:`DamagedError` if a part of it is damaged.
         """
         import pyarrow as pa
 
@@ -195,8 +195,8 @@ class CheckedFile:
         wanted = range(len(self._names)) if included is None else included
         ranges = _joined([(0, *_bounds(parts, 0)), *((i + 1, *_bounds(parts, i + 1)) for i in wanted)])
         file.fetch([(self._begin + first, self._begin + end) for first, end in ranges])
-        # Arrow's own allocator keeps large pieces; the system's gives them back at once. New pages, as a bytearray
-        # has, would cost more than all that is read and hashed.
+        # Arrow's allocator keeps large blocks; the system's frees them immediately. New pages, as for a bytearray,
+        # would cost more than all reading and hashing.
         pool, head = pa.system_memory_pool(), len(self._schema_bytes)
         message = pa.allocate_buffer(head + parts.ends[-1] - parts.start, memory_pool=pool)
         view = memoryview(message).cast("B")
@@ -235,12 +235,12 @@ def _check_bounds(layout: SegmentLayout, size: int) -> None:
 
 
 def _bounds(parts: BatchParts, number: int) -> tuple[int, int]:
-    """The first byte of the head (0) or a column (from 1 on), and the byte after its last."""
+    """Return the range of the head (0) or a column (from 1 on): the first byte, and the byte after its last."""
     return (parts.ends[number - 1] if number else parts.start), parts.ends[number]
 
 
 def _joined(parts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """The parts' ranges, neighbours as one."""
+    """Return the parts' ranges, with adjacent ones merged."""
     ranges: list[tuple[int, int]] = []
     for _, first, end in parts:
         if ranges and ranges[-1][1] == first:

@@ -3,22 +3,22 @@
 ::
 
     points in columns       an Arrow IPC file, compressed, in batches
-    summary                 an Arrow IPC file: what is known of each stretch of rows of each full batch
+    summary                 an Arrow IPC file: a summary of each stretch of rows of each full batch
     hash of the footer      xxh3-128, 16 bytes
-    footer                  msgpack: which segments' numbers it covers, where the summary is, the hash of each part
+    footer                  msgpack: the covered segment numbers, the position of the summary, the hash of each part
     length of the footer    4 bytes
     magic                   8 bytes
 
-The summary (see :mod:`powertrain.run.metrics.summary`) lets a view pass over the points. Only the columns that are
-asked for are read, also where storage is across a network, and each part that is read is compared with its hash before
-it is decoded (:mod:`powertrain.run.metrics.segment_parts`).
+The summary (see :mod:`powertrain.run.metrics.summary`) lets a view skip the points. Only the requested columns are
+read, also from remote storage, and each part is verified by its hash before it is decoded
+(:mod:`powertrain.run.metrics.segment_parts`).
 
 Segments of earlier versions have no hashes, and the earliest were the Arrow file alone, without a summary. They are
 still read. Each batch of them is validated, so that damage does not crash a reader; a changed number in them cannot be
-found.
+detected.
 
-Merging reads and writes one batch after the other, so it takes memory for the result's bytes and one batch, however
-many points there are. Small batches grow together on the way.
+Merging reads and writes one batch after the other, so it takes memory for the result's bytes and one batch, independent
+of the number of points. Small batches are combined.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from powertrain.storage.sealed import DamagedError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: A batch is full, and has a summary, from so many points on, fewer where it has many columns.
+#: Minimum number of points of a full batch, which has a summary; fewer if it has many columns.
 BATCH_POINTS = 32_768
 _BATCH_CELLS = 1 << 20
 
 _MAGIC = b"PTSEGM1\n"
 _TAIL = struct.Struct(f"<I{len(_MAGIC)}s")
 _HASH_BYTES = 16
-#: The footer is looked for in so many last bytes at first.
+#: Number of last bytes read first to find the footer.
 _TAIL_BYTES = 1 << 16
 #: Threads that read the batches of a whole segment.
 _READING_THREADS = 4
-#: Points of fewer bytes are read by one thread.
+#: Maximum bytes of points that are read by one thread.
 _THREADED_FROM_BYTES = 4 << 20
 #: The key under which earlier versions kept the numbers a segment covers.
 _OLD_COVERS = b"powertrain.covers"
@@ -65,16 +65,16 @@ _OLD_COVERS = b"powertrain.covers"
 class SegmentFooter(msgspec.Struct, frozen=True, array_like=True):
     """The description of a segment."""
 
-    #: The numbers of the segments that went into it.
+    #: The numbers of the segments merged into it.
     first: int
     last: int
-    #: Where the summary begins and ends; the points are before it.
+    #: Begin and end of the summary; the points are before it.
     summary_start: int
     summary_end: int
-    #: The batches that the summary is of, and the stretches' rows.
+    #: The summarized batches, and the rows per stretch.
     summarized: list[int]
     stretch_rows: int
-    #: Metrics with numbers in rows; None where unknown.
+    #: Metrics with numbers in rows; None if unknown.
     numeric: list[str] | None
     #: The parts of the points and of the summary with their hashes; None in segments of earlier versions.
     points: SegmentLayout | None = None
@@ -84,8 +84,8 @@ class SegmentFooter(msgspec.Struct, frozen=True, array_like=True):
 class MetricSegment:
     """One stored segment. Its points are read on request, from a file that is opened each time or :meth:`held_open`.
 
-    All methods raise :class:`DamagedError` where the file is not as it was written, ``FileNotFoundError`` where it is
-    gone, and another ``OSError`` where it cannot be read.
+    All methods raise :class:`DamagedError` if the file is damaged, ``FileNotFoundError`` if it is gone, and another
+    ``OSError`` if it cannot be read.
     """
 
     def __init__(self, storage: Storage, key: str, size: int) -> None:
@@ -127,7 +127,7 @@ class MetricSegment:
 
         if self._points is None or self.batch_count < 2:
             return pa.Table.from_batches(self.batches(self.schema.names), self.schema)
-        # Arrow decodes the columns of a batch side by side where they are large; batches as a whole make more of it.
+        # Arrow decodes large columns of a batch in parallel; reading whole batches in parallel gains more.
         threads = min(_READING_THREADS, self.batch_count)
         with self._file(whole=True) as file, ThreadPoolExecutor(threads) as pool:
             read = partial(self._read_batch, file)
@@ -141,14 +141,14 @@ class MetricSegment:
         return batch.replace_schema_metadata(None)
 
     def batch(self, number: int, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Read one batch, with those of these columns that there are; with all where none are named."""
+        """Read one batch, with the existing ones of these columns; with all if none are named."""
         (batch,) = self.batches(columns, [number])
         return batch
 
     def batches(
         self, columns: Sequence[str] | None = None, numbers: Iterable[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """As :meth:`batch`, one after the other, all where no numbers are given."""
+        """Yield batches as :meth:`batch` does; all if no numbers are given."""
         for batch in self.batches_or_damage(columns, numbers):
             if isinstance(batch, DamagedError):
                 raise batch
@@ -157,8 +157,8 @@ class MetricSegment:
     def batches_or_damage(
         self, columns: Sequence[str] | None = None, numbers: Iterable[int] | None = None
     ) -> Iterator[pa.RecordBatch | DamagedError]:
-        """Yield :meth:`batches`, with the error in the place of a damaged one."""
-        # Merging, which reads all, has time and not much memory. Arrow's threads stay, and a script that has native
+        """Yield :meth:`batches`, with the error in place of a damaged one."""
+        # Merging, which reads all, has time but little memory. Arrow's threads stay alive, and a script with native
         # threads cannot be forked by its next fit(): a small segment is not worth that.
         threads = columns is not None and self.footer.summary_start >= _THREADED_FROM_BYTES
         is_whole = numbers is None and (columns is None or {*columns} >= {*self.schema.names})
@@ -183,7 +183,7 @@ class MetricSegment:
                     yield batch.replace_schema_metadata(None)
 
     def summary(self, columns: Sequence[str]) -> pa.Table:
-        """Read the stretches of the batches that are :attr:`summarized`, with those of the columns that there are."""
+        """Read the stretches of the :attr:`summarized` batches, with the existing ones of the columns."""
         import pyarrow as pa
 
         with self._file() as file, _finding_damage(self.key):
@@ -197,7 +197,7 @@ class MetricSegment:
 
     @contextlib.contextmanager
     def held_open(self) -> Iterator[None]:
-        """Open its file once for all that is read inside the block, by one thread."""
+        """Open its file once for all reads inside the block, by one thread."""
         with self._file() as self._held:
             try:
                 yield
@@ -229,10 +229,10 @@ def _finding_damage(key: str) -> Iterator[None]:
 def _unchecked_reader(
     file: SegmentFile, start: int, end: int, columns: Sequence[str] | None = None, threads: bool = True
 ) -> pa.RecordBatchFileReader:
-    """The Arrow file without hashes that lies from ``start`` to ``end``, reading those of ``columns`` that it has."""
+    """Return the Arrow file without hashes from ``start`` to ``end``, reading the existing ones of ``columns``."""
     import pyarrow as pa
 
-    # Arrow's own allocator keeps large pieces; the system's gives them back at once.
+    # Arrow's allocator keeps large blocks; the system's frees them immediately.
     pool = pa.system_memory_pool()
     part: Any = pa.BufferReader(file.read(start, end)) if start else pa.PythonFile(file.raw, "r")
     offset = None if start else end
@@ -247,7 +247,7 @@ def _unchecked_reader(
 
 
 def _read_footer(file: SegmentFile) -> SegmentFooter:
-    """Read the footer and compare it with its hash, where it has one."""
+    """Read the footer and verify its hash, if it has one."""
     import pyarrow as pa
 
     size = file.size
@@ -272,7 +272,7 @@ def _read_footer(file: SegmentFile) -> SegmentFooter:
 
 
 def _check_footer(footer: SegmentFooter, size: int) -> None:
-    """Raise :class:`DamagedError` for a footer that cannot be of a file of this size."""
+    """Raise :class:`DamagedError` for a footer that is not valid for a file of this size."""
     if not 0 < footer.summary_start <= footer.summary_end <= size:
         raise DamagedError("its footer names parts that lie outside of it")
     if footer.points is not None and footer.summarized and footer.stretches is None:
@@ -283,7 +283,7 @@ def _check_footer(footer: SegmentFooter, size: int) -> None:
 
 
 def encode_segment(batches: Iterable[pa.RecordBatch], schema: pa.Schema, first: int, last: int) -> bytes:
-    """Batches of one schema as a segment that covers the numbers from ``first`` to ``last``."""
+    """Encode batches of one schema as a segment that covers the numbers from ``first`` to ``last``."""
     import pyarrow as pa
 
     sink = io.BytesIO()
@@ -311,12 +311,12 @@ def encode_segment(batches: Iterable[pa.RecordBatch], schema: pa.Schema, first: 
 
 
 def full_batch(columns: int) -> int:
-    """Return the number of points of a full batch with so many columns."""
+    """Return the number of points of a full batch with this many columns."""
     return max(1, min(BATCH_POINTS, _BATCH_CELLS // columns))
 
 
 def _numeric_of(batch: pa.RecordBatch, known: set[str]) -> set[str]:
-    """Metrics with numbers in rows, but those that are known already."""
+    """Return metrics with numbers in rows, except those that are known already."""
     solo: Any = batch.column("solo").to_numpy(zero_copy_only=False)
     return {
         field.name
@@ -326,7 +326,7 @@ def _numeric_of(batch: pa.RecordBatch, known: set[str]) -> set[str]:
 
 
 def _write_summary(sink: io.BytesIO, summaries: list[pa.Table]) -> SegmentLayout:
-    """Append the summary as one batch of a file whose offsets begin where it does; returns its parts."""
+    """Append the summary as one batch of a file with relative offsets; return its parts."""
     import pyarrow as pa
 
     table = pa.concat_tables(summaries, promote_options="default").combine_chunks()
@@ -342,12 +342,12 @@ def _options() -> pa.ipc.IpcWriteOptions:
     import pyarrow as pa
 
     compression: Literal["zstd"] | None = "zstd" if pa.Codec.is_available("zstd") else None
-    # Each of Arrow's threads would keep memory of its own in a process that writes a few megabytes a minute.
+    # Each of Arrow's threads would hold its own memory, in a process that writes a few megabytes a minute.
     return pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
 
 
 def merged(segments: Sequence[MetricSegment]) -> tuple[bytes, int]:
-    """Neighbours as one segment, the points in the same order, and how many columns it has."""
+    """Merge adjacent segments, the points in the same order; return the segment and its number of columns."""
     schema = unified([segment.schema for segment in segments], most=MAX_COLUMNS)
     batches = (conformed(batch, schema) for segment in segments for batch in segment.batches())
     first, last = segments[0].footer.first, segments[-1].footer.last
@@ -356,7 +356,7 @@ def merged(segments: Sequence[MetricSegment]) -> tuple[bytes, int]:
 
 
 def _grown_together(batches: Iterable[pa.RecordBatch], points: int) -> Iterator[pa.RecordBatch]:
-    """The same points in batches of at least so many points, but for the last."""
+    """Yield the same points in batches of at least this many points, except the last."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         waiting.append(batch)

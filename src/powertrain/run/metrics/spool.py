@@ -1,8 +1,8 @@
-"""The spool: points that are in no segment yet, in a file that survives the death of the process.
+"""The spool: a durable file of points that are not in a segment yet.
 
-Points travel in pieces: some records as one msgpack array. Each piece of the file has its length, the number of the
-segment that it is meant for, its hash, and a hash of these three. So half a piece, at the end of a file whose writer
-died or is about to go on, is told apart from a damaged one.
+Points are written in pieces: several records as one msgpack array. Each piece of the file has its length, the number of
+its target segment, its hash, and a hash of these three. So an incomplete piece, at the end of a file whose writer died
+or is still writing, is distinguished from a damaged one.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from powertrain.storage.files.descriptors import open_for_append
 
 #: Records in one piece.
 PIECE_POINTS = 1024
-#: Before each piece of the file: its length, the segment it is meant for, its xxh3-64.
+#: Head of each piece: its length, its target segment, its xxh3-64.
 _PIECE_HEAD = struct.Struct("<IIQ")
-#: After that, where the length has this bit: the xxh3-64 of the head. Earlier versions wrote neither.
+#: Follows if the length has this bit: the xxh3-64 of the head. Earlier versions wrote neither.
 _HAS_HEAD_HASH = 1 << 31
 _HEAD_HASH = struct.Struct("<Q")
 
 
 def pieces_of(records: Sequence[PointRecord]) -> list[bytes]:
-    """The records, encoded."""
+    """Encode records as pieces."""
     return [
         encode_records(records[start : start + PIECE_POINTS])
         for start in range(0, len(records), PIECE_POINTS)
@@ -39,7 +39,7 @@ def pieces_of(records: Sequence[PointRecord]) -> list[bytes]:
 
 
 def points_in(piece: bytes) -> int:
-    """Return how many records a piece holds: the length that its msgpack array begins with."""
+    """Return the number of records of a piece: the length of its msgpack array."""
     first = piece[0]
     if first & 0xF0 == 0x90:
         return first & 0x0F
@@ -47,7 +47,7 @@ def points_in(piece: bytes) -> int:
 
 
 def joined(pieces: Iterable[bytes], most_points: int, most_bytes: int) -> Iterator[bytes]:
-    """The same records in fewer pieces, of at most so many points and bytes: many ranks add one at a time."""
+    """Join pieces into fewer ones, of at most this many points and bytes: many ranks add one at a time."""
     waiting: list[bytes] = []
     points = size = 0
     for piece in pieces:
@@ -62,7 +62,7 @@ def joined(pieces: Iterable[bytes], most_points: int, most_bytes: int) -> Iterat
 
 
 def _as_one(pieces: list[bytes], points: int) -> bytes:
-    """Arrays of msgpack end to end: what stands before their elements is their number, in one or three bytes."""
+    """Concatenate msgpack arrays: the header before their elements is their number, in one or three bytes."""
     if len(pieces) == 1:
         return pieces[0]
     head = bytes([0x90 | points]) if points < 16 else b"\xdc" + points.to_bytes(2, "big")
@@ -70,7 +70,7 @@ def _as_one(pieces: list[bytes], points: int) -> bytes:
 
 
 class Spool:
-    """The file of points that are in no segment yet. Made by the first ``append``."""
+    """The file of points that are not in a segment yet. Created by the first ``append``."""
 
     def __init__(self, storage: Storage, lease: int) -> None:
         path = storage.local_path(f"metrics/{lease:04d}.open")
@@ -84,16 +84,16 @@ class Spool:
         self._size = 0
 
     def append(self, pieces: Iterable[bytes], segment: int) -> None:
-        """Add pieces meant for ``segment``, whole or not at all."""
+        """Append pieces for ``segment``, all or none."""
         if self._descriptor < 0:
-            # The lease is new, and so is its file: one that is there already was not written by this run.
+            # The lease is new, and so is its file: an existing one was not written by this run.
             self._descriptor = open_for_append(self.path, 3, fresh=True)
         data = b"".join(part for piece in pieces for part in (_head_of(piece, segment), piece))
         try:
             if os.write(self._descriptor, data) < len(data):
                 raise OSError(f"only a part of {len(data)} bytes could be written to {self.path!r}")
         except OSError:
-            os.ftruncate(self._descriptor, self._size)  # half a piece would hide all that follow
+            os.ftruncate(self._descriptor, self._size)  # an incomplete piece would hide all that follow
             raise
         self._size += len(data)
 
@@ -118,9 +118,9 @@ def _head_of(piece: bytes, segment: int) -> bytes:
 class SpoolContent(NamedTuple):
     """The readable content of a spool."""
 
-    #: (segment, records) of each whole piece up to the first that is cut or damaged.
+    #: (segment, records) of each complete piece up to the first cut or damaged one.
     pieces: list[tuple[int, list[PointRecord]]]
-    #: The damage of the next piece; "" for none, or where the file ends within it.
+    #: The damage of the next piece; "" for none, or if the file ends within it.
     damage: str = ""
 
 

@@ -20,15 +20,15 @@ from powertrain.storage import Storage
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
 from powertrain.storage.sealed import DamagedError
 
-#: A segment is written when this many points or bytes wait for it, or the first has waited this long.
+#: Limits of pending points, bytes and age after which a segment is written.
 SEGMENT_POINTS = 8192
 SEGMENT_BYTES = 8 << 20
 SEGMENT_SECONDS = 5.0
-#: Under load the writer gathers points this long before it writes them to the spool.
+#: Seconds that the writer gathers points under load before it writes them to the spool.
 SPOOL_EVERY = 0.02
-#: ``add`` waits while this many bytes have not reached a segment: only when storage is stuck or full.
+#: Bytes not in a segment yet at which ``add`` waits: only if storage is stuck or full.
 BACKLOG_BYTES = 64 << 20
-#: This many segments of one size become one, up to the given number of bytes and cells.
+#: Number of segments of one size that are merged, up to the given number of bytes and cells.
 _MERGE_COUNT = 4
 _MERGE_BYTES = 32 << 20
 _MERGE_CELLS = 16 << 20
@@ -36,12 +36,12 @@ _RETRY_SECONDS = 1.0
 
 
 class MetricsStore:
-    """The writing end, for the holder of lease ``lease_number``. ``add`` may be called by any thread."""
+    """The writer, for the holder of lease ``lease_number``. ``add`` may be called by any thread."""
 
     def __init__(self, storage: Storage, lease_number: int) -> None:
         self._segments = _SegmentWriter(storage, lease_number)
         self._spool = Spool(storage, lease_number)
-        #: The last error of storage; "" while all is well.
+        #: The last error of storage; "" for none.
         self.problem = ""
         self._changed = threading.Condition()
         self._pending: list[bytes] = []
@@ -61,7 +61,7 @@ class MetricsStore:
         self._thread.start()
 
     def add(self, records: Sequence[PointRecord]) -> None:
-        """Keep these points. Returns without waiting for the disk unless :attr:`crowded`."""
+        """Add points. Returns without waiting for the disk unless :attr:`crowded`."""
         pieces = pieces_of(records)
         with self._changed:
             while self.crowded and not self._closing:
@@ -75,21 +75,21 @@ class MetricsStore:
 
     @property
     def crowded(self) -> bool:
-        """Return True while so much waits for storage that ``add`` would wait too."""
+        """Return whether so much is pending for storage that ``add`` would wait."""
         return self._bytes > BACKLOG_BYTES
 
     def wait_spooled(self, timeout: float | None = None) -> bool:
-        """Wait until every point added before this call survives the death of the process."""
+        """Wait until every point added before this call is in the spool and survives the death of the process."""
         self._hurry.set()
         with self._changed:
             goal = self._added
             return self._changed.wait_for(lambda: self._spooled >= goal, timeout)
 
     def close(self) -> None:
-        """Leave every point in a segment and stop. Again is fine.
+        """Write every point to a segment and stop. Idempotent.
 
-        Raises :class:`StorageError` when storage refuses; then the points are in the spool file, for the next
-        start of the run, as far as that could be written.
+        Raises :class:`StorageError` if storage fails; then the points are in the spool file, for the next start of the
+        run, as far as that could be written.
         """
         if self._closed.is_set():
             return
@@ -107,7 +107,7 @@ class MetricsStore:
             )
 
     def abandon(self) -> None:
-        """Stop and write nothing more: the directory was removed, and one made anew has files of the same names."""
+        """Stop without writing: the directory was removed, and a new one has files of the same names."""
         if self._closed.is_set():
             return
         with self._changed:
@@ -135,7 +135,7 @@ class MetricsStore:
             if closing:
                 return
             self._hurry.wait(_RETRY_SECONDS if self.problem else SPOOL_EVERY)
-            self._hurry.clear()  # _next_pieces notices a close as well
+            self._hurry.clear()  # _next_pieces also detects a close
 
     def _next_pieces(self) -> tuple[list[bytes], bool]:
         """Return added pieces, waiting for them until the oldest held point is due for its segment."""
@@ -175,7 +175,7 @@ class MetricsStore:
         return self._held_points < SEGMENT_POINTS and self._held_bytes < SEGMENT_BYTES
 
     def _room_in_segment(self) -> int:
-        """How many of the next pieces go into the segment being gathered."""
+        """Return the number of next pieces that fit into the pending segment."""
         points, size, count = self._held_points, self._held_bytes, 0
         for piece in self._unspooled:
             if points >= SEGMENT_POINTS or size >= SEGMENT_BYTES:
@@ -205,8 +205,10 @@ class MetricsStore:
         self._put_in_order(self._segments.recover, self._segments.merge_small)
 
     def _put_in_order(self, *works: Callable[[], None]) -> None:
-        """Run optional work that makes reading quicker. No point is lost where it fails; it is retried with the next
-        segment."""
+        """Run optional work that makes reading faster.
+
+        No point is lost if it fails; it is retried with the next segment.
+        """
         disorder = ""
         for work in works:
             try:
@@ -219,7 +221,7 @@ class MetricsStore:
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """A segment of this lease: the numbers it covers, how often it was merged, and how large it is."""
+    """A segment of this lease: the numbers it covers, its merge level, and its size."""
 
     key: str
     first: int
@@ -233,7 +235,7 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class _SegmentWriter:
-    """Writes and merges the segments of one lease, and recovers spools of earlier leases."""
+    """Writer of the segments of one lease: merges them, and recovers spools of earlier leases."""
 
     def __init__(self, storage: Storage, lease: int) -> None:
         self._storage, self._lease = storage, lease
@@ -263,7 +265,7 @@ class _SegmentWriter:
             self._merge(newest, level + 1)
 
     def merge_all(self) -> None:
-        """Merge neighbours as far as they fit together."""
+        """Merge adjacent segments within the size limits."""
         groups: list[list[_Written]] = []
         for segment in self._written:
             if groups and _fit_together([*groups[-1], segment]):
@@ -279,14 +281,14 @@ class _SegmentWriter:
         self._written = done
 
     def _merge(self, segments: Sequence[_Written], level: int) -> None:
-        """Put one segment in the place of neighbours, which are the newest of ``_written``.
+        """Replace adjacent segments, the newest of ``_written``, with one.
 
-        It has a key of its own: stored files never change, so a concurrent reader finds the old ones, or the new one,
-        or both, and detects duplicates by their numbers.
+        It has a new key: stored files never change, so a concurrent reader finds the old ones, or the new one, or both,
+        and detects duplicates by their numbers.
         """
         try:
             data, columns = merged([MetricSegment(self._storage, one.key, one.stored) for one in segments])
-        except DamagedError as error:  # it stays as it is, and is not merged again
+        except DamagedError as error:  # it stays unchanged, and is not merged again
             warn_of_damage(error.key, error)
             self._written = [one for one in self._written if one.key != error.key]
             return
@@ -302,8 +304,11 @@ class _SegmentWriter:
             self._storage.delete(one.key)
 
     def _put_or_leave_nothing(self, key: str, data: bytes) -> None:
-        """Put a segment, and delete it again where that failed: it may be stored all the same, and would hide later
-        segments of its numbers: more points of the spool, or a merge of other neighbours."""
+        """Store a segment, and delete it if that failed.
+
+        It may be stored all the same, and would hide later segments of its numbers: more points of the spool, or a
+        merge of other segments.
+        """
         try:
             self._storage.put(key, data)
         except Exception:
@@ -312,7 +317,7 @@ class _SegmentWriter:
             raise
 
     def recover(self) -> None:
-        """Once: turn spools of earlier leases into segments."""
+        """Turn spools of earlier leases into segments, once."""
         if self._recovered:
             return
         for entry in self._storage.list("metrics"):
@@ -343,7 +348,7 @@ class _SegmentWriter:
 
 
 def _fit_together(segments: Sequence[_Written]) -> bool:
-    """True for neighbours that are small enough together. One between them that is damaged must not be covered."""
+    """Return whether adjacent segments are small enough together. A damaged one between them must not be covered."""
     if any(one.last + 1 != other.first for one, other in pairwise(segments)):
         return False
     fits_bytes = sum(segment.bytes for segment in segments) <= _MERGE_BYTES
@@ -356,5 +361,5 @@ def _segment_key(lease: int, first: int, last: int) -> str:
 
 
 def _last_covered(storage: Storage, lease: int) -> int:
-    """The largest number that the segments of a lease cover."""
+    """Return the largest number that the segments of a lease cover."""
     return max((segment.footer.last for segment in segments_by_lease(storage, {}).get(lease, [])), default=0)

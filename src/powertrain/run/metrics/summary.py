@@ -1,8 +1,8 @@
 """Summaries of stretches of rows of a batch, so that a view need not read the points themselves. Pure.
 
-A stretch is the part of a batch that belongs to one attempt, one rank and :data:`STRETCH_ROWS` neighbouring rows.
-A summary has one line a stretch: where it is, and of each metric that has numbers the smallest, the largest, the
-last and how many; of the time likewise. Solo reports stand outside rows and so outside stretches.
+A stretch is the part of a batch that belongs to one attempt, one rank and :data:`STRETCH_ROWS` neighbouring rows. A
+summary has one line per stretch: its position, and for each numeric metric the smallest, the largest, the last value
+and their number; for the time likewise. Solo reports have no row and so no stretch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 #: Stretches begin at multiples of this.
 STRETCH_ROWS = 64
-#: The column of a summary with the place of a stretch. No metric is ever called so.
+#: The column of a summary with the position of a stretch. No metric has this name.
 PLACE = "\\stretch"
 
 
 class Numbers(NamedTuple):
-    """A column as floats, and where it has a number at all: NaN is one, missing values and other types are not."""
+    """A column as floats, with a mask of its numbers: NaN is one, missing values and other types are not."""
 
     values: NDArray[np.float64]
     present: NDArray[np.bool_]
 
 
 def numbers_of(column: pa.Array[Any], field: pa.Field[Any]) -> Numbers | None:
-    """The numbers of a metric's column; None where its type has none. Truth values and text are no numbers."""
+    """Return the numbers of a metric's column; None if its type has none. Booleans and text are not numbers."""
     import pyarrow as pa
 
     if field.type == pa.float64() or field.type == pa.int64():
@@ -42,7 +42,7 @@ def numbers_of(column: pa.Array[Any], field: pa.Field[Any]) -> Numbers | None:
 
 
 def numbers_among(values: list[Any]) -> Numbers:
-    """Those of the values that are numbers."""
+    """Return the numbers among the values."""
     import numpy as np
 
     kinds = {int, float}
@@ -63,18 +63,18 @@ def _is_valid(column: pa.Array[Any]) -> NDArray[np.bool_]:
 
 
 def has_numbers(column: pa.Array[Any], field: pa.Field[Any], solo: NDArray[np.bool_]) -> bool:
-    """True where a report that is part of a row has a number in this column."""
+    """Return whether a report with a row has a number in this column."""
     numbers = numbers_of(column, field)
     return numbers is not None and bool((numbers.present & ~solo).any())
 
 
 def is_metric(name: str) -> bool:
-    """True for columns of metrics, but for what is beyond them."""
+    """Return whether a column is a metric, other than the overflow column."""
     return name not in OWN_COLUMNS and name != MORE
 
 
 def summary_of(batch: pa.RecordBatch, number: int) -> pa.Table:
-    """The stretches of a batch, which is the ``number``-th of its segment, sorted by attempt, rank and row."""
+    """Return the stretches of a batch, the ``number``-th of its segment, sorted by attempt, rank and row."""
     import numpy as np
     import pyarrow as pa
 
@@ -100,7 +100,7 @@ def summary_of(batch: pa.RecordBatch, number: int) -> pa.Table:
 
 
 def _starts(*keys: Array) -> NDArray[np.int64]:
-    """Where one of the keys differs from the one before."""
+    """Return the positions where one of the keys differs from its predecessor."""
     import numpy as np
 
     changes = np.zeros(len(keys[0]), bool)
@@ -111,7 +111,7 @@ def _starts(*keys: Array) -> NDArray[np.int64]:
 
 
 def _reduced(values: Array, present: Array, starts: Array) -> dict[str, Array]:
-    """Smallest and largest but NaN, the last present one, and how many, of each stretch."""
+    """Return the smallest and largest (ignoring NaN), the last present value, and the count of each stretch."""
     import numpy as np
 
     newest = np.maximum.reduceat(np.where(present, np.arange(len(values)), -1), starts)

@@ -1,1 +1,1 @@
-"""Tracing inside other people's training loops: Ray Train's trainer, Lightning, Hugging Face's Trainer."""
+"""Tracing in the training loops of other frameworks: Ray Train's trainer, Lightning, Hugging Face's Trainer."""

@@ -9,10 +9,10 @@ from powertrain.trace.recording import patches
 
 
 class Attachment:
-    """Installs missing patches, and restores the previous ones at the end.
+    """Install missing patches, and restore the previous ones at the end.
 
-    What input and copies to a device cost stays as it was chosen: loops wrap those themselves. Models, backward passes
-    and optimizers are the framework's own, so only patches see when they begin and end.
+    Patches of input and device copies stay as configured: loops wrap those themselves. Models, backward passes and
+    optimizers belong to the framework, so only patches can detect when they begin and end.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Attachment:
             self._ours = patches.install(before.recorder, wider)
 
     def end(self) -> None:
-        """Restore the previous patches. May be called again; patches of others since then stay."""
+        """Restore the previous patches. Idempotent; later patches of other code stay."""
         before, ours = self._before, self._ours
         self._before = self._ours = None
         if before is not None and ours is patches.installed():

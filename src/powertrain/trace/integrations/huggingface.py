@@ -41,10 +41,10 @@ class _Attached:
         self._attachment.end()
 
 
-#: Give one to Hugging Face's Trainer. It costs nothing that tracing does not cost anyway.
+#: Pass one to Hugging Face's Trainer. It has no cost beyond that of tracing.
 TraceCallback: Any = type(
     "TraceCallback", (_Attached, _callback_base()), {"__module__": __name__, "__doc__": _Attached.__doc__}
 )
 
-#: The other spelling, for users of TraceML.
+#: Alias for users of TraceML.
 TraceMLTrainerCallback = TraceCallback

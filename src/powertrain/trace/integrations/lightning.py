@@ -86,10 +86,10 @@ class _Attached:
         self._attachment.end()
 
 
-#: Give one to Lightning's Trainer. It costs nothing that tracing does not cost anyway.
+#: Pass one to Lightning's Trainer. It has no cost beyond that of tracing.
 TraceCallback: Any = type(
     "TraceCallback", (_Attached, *_callback_bases()), {"__module__": __name__, "__doc__": _Attached.__doc__}
 )
 
-#: The other spelling, for users of TraceML.
+#: Alias for users of TraceML.
 TraceMLCallback = TraceCallback

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: Floating-point operations a second in 16-bit matrix products, without sparsity: by a part of the device's name, the
-#: more special one first.
+#: Floating-point operations per second of 16-bit matrix products, without sparsity; by a part of the device's name,
+#: more specific names first.
 _PEAK = (
     ("GB200", 2.5e15),
     ("B200", 2.25e15),

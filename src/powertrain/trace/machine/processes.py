@@ -1,6 +1,6 @@
 """Kernel data of a process: its state, its tracer, and its signals.
 
-Without /proc nothing is known, and every function returns the safe value.
+Without /proc, every function returns its safe value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def state(pid: int) -> str:
 
 
 def name(pid: int) -> str:
-    """The command's name, "" when it is gone."""
+    """Return the command's name; "" for a process that is gone."""
     import psutil
 
     try:
@@ -35,7 +35,7 @@ def name(pid: int) -> str:
 
 
 def children(pid: int) -> Iterator[int]:
-    """Direct children of ``pid``."""
+    """Return the direct children of ``pid``."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
@@ -43,7 +43,7 @@ def children(pid: int) -> Iterator[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below ``pid``, parents before children."""
+    """Return all descendants of ``pid``, parents before children."""
     found: list[int] = []
     front = list(children(pid))
     while front:
@@ -53,7 +53,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def age(pid: int) -> float:
-    """Seconds since the process was started; 0 when it is gone."""
+    """Return the seconds since the process was started; 0 if it is gone."""
     import psutil
 
     try:
@@ -83,7 +83,7 @@ def has_open(pid: int, path: str) -> bool:
 
 
 def threads(pid: int) -> list[int]:
-    """The kernel's numbers of its threads, the first one first and the others by age (numbers grow, mostly)."""
+    """Return the kernel ids of the process's threads, the first one first and the others by age (ids mostly grow)."""
     try:
         found = sorted(int(entry) for entry in os.listdir(f"/proc/{pid}/task"))
     except OSError:
@@ -108,7 +108,7 @@ def awaits_delivery(pid: int, thread: int, number: int) -> bool:
 
 
 def status(pid: int, thread: int = 0) -> dict[str, str]:
-    """The fields of /proc/PID/status, or of one thread's; empty when it is gone."""
+    """Return the fields of /proc/PID/status, or of one thread's; empty if it is gone."""
     path = f"/proc/{pid}/task/{thread}/status" if thread else f"/proc/{pid}/status"
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:

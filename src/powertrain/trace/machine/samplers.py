@@ -19,16 +19,15 @@ from powertrain.trace.machine import processes, samples
 from powertrain.trace.machine.samples import Sample
 
 _MIB = float(1 << 20)
-#: Of what psutil gives for a machine's processors: time in which they did nothing, or nothing for this machine, or that
-#: is counted twice.
+#: Fields of psutil's CPU times that do not count as busy: idle, used by other machines, or counted twice.
 _NOT_BUSY = ("idle", "iowait", "steal", "guest", "guest_nice")
 
 
 class Sampler:
-    """Looks of one process at itself and its machine. One thread only."""
+    """A sampler of one process and its machine. One thread only."""
 
     def __init__(self, gpu: Callable[[], int | None] = lambda: None) -> None:
-        """``gpu`` returns the index of the training device, if known."""
+        """Create a sampler. ``gpu`` returns the index of the training device, if known."""
         self._gpu_number = gpu
         self._process = psutil.Process()
         self._below: dict[int, psutil.Process] = {}
@@ -79,10 +78,10 @@ class Sampler:
         }
 
     def _family(self) -> list[psutil.Process]:
-        """This process, and those that it has started: workers of data loaders."""
+        """Return this process and its children, such as loader workers."""
         below = {}
         for pid in processes.descendants(self._process.pid):
-            with contextlib.suppress(psutil.Error):  # it has just ended
+            with contextlib.suppress(psutil.Error):  # the process has just ended
                 below[pid] = self._below.get(pid) or psutil.Process(pid)
         self._below = below
         return [self._process, *below.values()]
@@ -90,7 +89,7 @@ class Sampler:
     def _resident(self) -> float:
         total = 0.0
         for process in self._family():
-            with contextlib.suppress(psutil.Error):  # it has just ended
+            with contextlib.suppress(psutil.Error):  # the process has just ended
                 total += process.memory_info().rss
         return total
 
@@ -135,8 +134,10 @@ class _Gpu:
 
     @classmethod
     def of_this_process(cls, number: int | None) -> _Gpu | None:
-        """The ``number``-th, or the only one. None while the process uses none, or nothing tells of it. Never makes
-        torch use a GPU, and never asks for the current one: each thread has its own."""
+        """Return the GPU with this index, or the only one; None while the process uses none, or if it is unknown.
+
+        Never makes torch initialize a GPU, and never reads the current device: each thread has its own.
+        """
         torch = sys.modules.get("torch")
         try:
             if torch is None or not torch.cuda.is_initialized():
@@ -150,13 +151,13 @@ class _Gpu:
             return cls(
                 pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
             )
-        except Exception:  # no library, no driver, or a GPU that is shared in a way it does not tell of
+        except Exception:  # no library, no driver, or a GPU shared in a way that the library does not report
             return None
 
     def look(self) -> dict[str, Any]:
         told: dict[str, Any] = {}
         library, handle = self._library, self._handle
-        with contextlib.suppress(Exception):  # each of them may be unknown to a GPU
+        with contextlib.suppress(Exception):  # a GPU may support none of these
             told["gpu_busy"] = library.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0
         with contextlib.suppress(Exception):
             memory = library.nvmlDeviceGetMemoryInfo(handle)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-#: Bits of ``Sample.throttle``: why a GPU runs below its clock.
+#: Bits of ``Sample.throttle``: reasons for a GPU's reduced clock.
 THERMAL = 1
 POWER = 2
 HARDWARE = 4
 THROTTLE_WORDS = {THERMAL: "too hot", POWER: "power limit", HARDWARE: "hardware slowdown"}
 
 _FLOATS = (
-    #: Cores that this process and its children kept busy, cores that the whole machine kept busy, and cores it has.
+    #: Cores kept busy by this process and its children, cores kept busy on the machine, and cores of the machine.
     "cpu",
     "host_cpu",
     "host_cores",
@@ -20,7 +20,7 @@ _FLOATS = (
     "stolen",
     #: Threads that torch and OpenMP use in this process.
     "threads",
-    #: MiB: of the process and its children, used on the machine, there.
+    #: MiB: of the process and its children, used on the machine, total of the machine.
     "rss",
     "ram_used",
     "ram_total",
@@ -29,7 +29,7 @@ _FLOATS = (
     "disk_write",
     "net_in",
     "net_out",
-    #: Of the rank's own GPU; 0 without one: busy share, MiB, W, degrees Celsius.
+    #: Values of the rank's own GPU; 0 without one: busy share, MiB, W, degrees Celsius.
     "gpu_busy",
     "gpu_memory",
     "gpu_memory_total",

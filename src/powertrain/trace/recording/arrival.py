@@ -1,4 +1,4 @@
-"""Something to be done as soon as a module is there: now, or when the user's code has imported it."""
+"""A hook that runs when a module is loaded: immediately, or after the user's code imports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Arrival(MetaPathFinder):
-    """Calls ``then`` once, when the module ``name`` has been loaded: at once if it is there already.
+    """Call ``then`` once, when the module ``name`` is loaded; immediately if it is loaded already.
 
     Exceptions of ``then`` are not raised by the import: they are passed to ``failed``.
     """
@@ -22,14 +22,14 @@ class Arrival(MetaPathFinder):
 
     def wait(self) -> None:
         """Start waiting. Raises exceptions of ``then`` if the module is loaded already."""
-        there = sys.modules.get(self._name)  # None also for one that may not be imported
+        there = sys.modules.get(self._name)  # also None for a module whose import is blocked
         if there is not None and not _is_being_loaded(there):
             self._then()
         else:
             sys.meta_path.insert(0, self)
 
     def give_up(self) -> None:
-        """It need not be done any more. Again is fine, and so is when it was done."""
+        """Cancel the hook. Idempotent, and harmless after the hook has run."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -43,7 +43,7 @@ class Arrival(MetaPathFinder):
         spec = importlib.util.find_spec(fullname)
         loader: Any = spec.loader if spec is not None else None
         if loader is None:
-            sys.meta_path.insert(0, self)  # it may be there the next time
+            sys.meta_path.insert(0, self)  # the module may exist at the next attempt
             return None
         load = loader.exec_module
 

@@ -6,20 +6,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-#: Smaller copies leave pageable memory at once, and are ignored.
+#: Smaller copies from pageable memory do not block, and are ignored.
 SMALL_COPY = 64 * 1024
 
 _SEQUENCES = (tuple, list)
 
 
 def size_of(batch: Any) -> tuple[int, int]:
-    """(samples, tokens): the first dimension of the first tensor or array found, and the elements of ``input_ids``."""
+    """Return (samples, tokens): the first dimension of the first tensor or array, and the elements of ``input_ids``."""
     try:
-        # Nearly always, and then without a search.
+        # The common case, which needs no search.
         if type(batch) in _SEQUENCES and (shape := getattr(batch[0], "shape", None)) and (count := shape[0]):
             return int(count), 0
         return _size_of(batch, depth=3)
-    except Exception:  # an error of a user's own batch type must not end training
+    except Exception:  # an error in a user-defined batch type must not end training
         return 0, 0
 
 
@@ -40,13 +40,13 @@ def _size_of(batch: Any, depth: int) -> tuple[int, int]:
     return 0, tokens
 
 
-#: Nothing is copied to these.
+#: Device types without a host-to-device copy.
 _NOT_DEVICES = ("cpu", "meta")
 
 
 def goes_to_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether ``tensor.to(*args, **kwargs)`` copies a host tensor to a device."""
-    if args and type(args[0]) is str:  # as usual
+    if args and type(args[0]) is str:  # the common case
         return not args[0].startswith(_NOT_DEVICES)
     target = kwargs.get("device") or kwargs.get("other") or (args[0] if args else None)
     target = getattr(target, "device", target)
@@ -54,6 +54,6 @@ def goes_to_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if kind is None and isinstance(target, str):
         kind = target.partition(":")[0]
     if kind is None:
-        # Of a plain number torch makes a device of the machine's accelerator; a dtype is none.
+        # torch takes a plain integer as an index of the machine's accelerator; a dtype is not a device.
         return isinstance(target, int) and not isinstance(target, bool)
     return kind not in _NOT_DEVICES

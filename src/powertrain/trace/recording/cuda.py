@@ -1,9 +1,9 @@
 """GPU times of each phase: CUDA events recorded where phases change, read once they are complete.
 
-Where steps are short, only every second, fourth, … is timed, so that timing costs at most a quarter of a percent; the
-records of those between have the usual times of the timed ones. Nothing here waits for the device: events are polled
-by a side thread, and not while the loop captures a graph. The counters of peak memory are
-read and never reset. Loading this module does not load torch.
+When steps are short, only every second, fourth, … step is timed, so that timing costs at most a quarter of a percent;
+the records of the steps in between carry the typical times of the timed ones. Nothing here waits for the device: a side
+thread polls the events, except while the loop captures a graph. The peak memory counters are read and never reset.
+Loading this module does not load torch.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from powertrain.trace.recording.phases import (
     TIMED_PHASES,
 )
 
-#: Steps that wait for their device at most; those beyond stay without its times.
+#: Maximum number of steps that wait for device times; steps beyond it have none.
 _WAITING = 4096
 _MIB = 2.0**20
-#: Timed steps of which the usual times are made.
+#: Number of timed steps from which the typical times are computed.
 _USUAL_OF = 9
-#: The part of a step that timing may take.
+#: Maximum share of a step that timing may take.
 _COST = 0.001
-#: An event costs the device about as much as it costs the thread to put it there.
+#: Recording an event costs the device about as much as it costs the thread.
 _AND_ON_DEVICE = 2.0
-#: Steps from one that is timed to the next, at most.
+#: Maximum number of steps between two timed steps.
 _MOST_BETWEEN = 64
 
 
 class Mark(NamedTuple):
-    """From ``event`` on, what the stream does belongs to ``phase``."""
+    """Work on the stream after ``event`` belongs to ``phase``."""
 
     phase: int
     event: Any
 
 
 def _offset_of(name: str) -> int:
-    """Where a field lies within a record."""
+    """Return the offset of a field within a record."""
     sizes = {"<u4": 4, "<f4": 4, "<f8": 8}
     offset = 0
     for field, kind, *shape in FIELDS:
@@ -65,8 +65,11 @@ _MEMORY, _TIMES, _FLAGS = struct.Struct("<2f"), struct.Struct(f"<{COUNT}f"), str
 
 
 class Captures:
-    """The CUDA graphs that are being captured. As torch captures them, a question to the device by any thread, such as
-    whether an event has happened, makes the capture fail."""
+    """CUDA graphs that are being captured.
+
+    In torch's capture mode, a device query by any thread, such as whether an event has completed, makes the capture
+    fail.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,21 +77,21 @@ class Captures:
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def begins(self, graph: Any) -> None:
-        """It is about to be captured. Waits while the device is being asked something, which takes microseconds."""
+        """Register a graph before its capture. Waits for a device query in progress, which takes microseconds."""
         with self._lock:
             self._graphs.add(graph)
 
     def ended(self, graph: Any) -> None:
-        """It is not captured any more, or could not be."""
+        """Unregister a graph after its capture, successful or not."""
         self._graphs.discard(graph)
 
     def forget(self) -> None:
-        """From here on nobody says what ends."""
+        """Drop all graphs: the ends of their captures are no longer reported."""
         self._graphs.clear()
 
     @contextmanager
     def kept_out(self) -> Iterator[bool]:
-        """Whether the device may be asked something within; then no capture begins meanwhile. Never waits."""
+        """Yield whether the device may be queried within the block; no capture begins meanwhile. Never waits."""
         if not self._lock.acquire(blocking=False):
             yield False
             return
@@ -98,15 +101,15 @@ class Captures:
             self._lock.release()
 
 
-#: Of this process.
+#: The captures of this process.
 captures = Captures()
 
 
 class DeviceTimer:
-    """Puts events on the current stream, and adds the device's times to records when they are known.
+    """Record events on the current stream, and add device times to step records when they are known.
 
-    ``mark`` and ``closed`` are for the thread that records (and autograd's, while that one waits for it), ``resolve``
-    for one other.
+    ``mark`` and ``closed`` are for the recording thread (and autograd's thread, while the recording thread waits for
+    it), ``resolve`` for one other thread.
     """
 
     def __init__(
@@ -119,26 +122,26 @@ class DeviceTimer:
         captures: Captures = captures,
         index: int | None = None,
     ) -> None:
-        """``make_event`` gives what has ``query()`` and ``elapsed_time(later)`` in milliseconds, ``record`` puts it on
-        the current stream; ``memory`` tells the MiB in use and the most there ever were, ``clock`` nanoseconds;
-        ``index`` is the device's number, where it has one."""
+        """Create a timer. ``make_event`` returns an object with ``query()`` and ``elapsed_time(later)`` in
+        milliseconds; ``record`` records it on the current stream; ``memory`` returns the MiB in use and the peak;
+        ``clock`` returns nanoseconds; ``index`` is the device's index, if it has one."""
         self.index = index
         self._make_event, self._record, self._is_capturing = make_event, record, is_capturing
         self._memory, self._clock, self._captures = memory, clock, captures
         self._unused: deque[Any] = deque()
         self._waiting: deque[tuple[int, list[Mark]]] = deque()
         self._newest: deque[list[float]] = deque(maxlen=_USUAL_OF)
-        #: (MiB in use and at most, seconds by phase), once steps were timed.
+        #: (MiB in use and peak, seconds by phase), once steps were timed.
         self.usual: tuple[tuple[float, float], tuple[float, ...]] | None = None
-        #: How many calls of :meth:`is_due` a step has: several with several optimizers.
+        #: Number of calls of :meth:`is_due` per step: several with several optimizers.
         self.calls_of_step = 1
         self._rhythm = Rhythm()
         self._is_timing = True
 
     def is_due(self, ended: int, now: int) -> bool:
-        """Whether the step is to be timed that begins now, in nanoseconds; ``ended`` came before it.
+        """Return whether the step that begins at ``now`` (nanoseconds) is timed, after ``ended`` earlier ones.
 
-        The same on every rank whose steps take about as long, because ranks are compared step by step.
+        Ranks with similar step times get the same result, because ranks are compared step by step.
         """
         self._rhythm.ended(now, self._is_timing)
         calls = self.calls_of_step if self.calls_of_step == 1 else 2 * self.calls_of_step
@@ -146,9 +149,9 @@ class DeviceTimer:
         return self._is_timing
 
     def mark(self, phase: int) -> Mark | None:
-        """What is put on the current stream from here on belongs to ``phase``.
+        """Attribute work on the current stream from now on to ``phase``.
 
-        None within a graph that is being captured: an event would be a part of it, and could not be asked anything.
+        Returns None while a graph is being captured: the event would become part of the graph and could not be queried.
         """
         began = self._clock()
         if self._is_capturing():
@@ -162,15 +165,17 @@ class DeviceTimer:
         return Mark(phase, event)
 
     def closed(self, number: int, marks: list[Mark], is_whole: bool = True) -> None:
-        """The record ``number`` was written; ``marks`` were made within its step, all that there are or only some."""
+        """Note that record ``number`` was written; ``marks`` are all or some of the marks of its step."""
         if is_whole and len(marks) > 1 and len(self._waiting) < _WAITING:
             self._waiting.append((number, marks))
         else:
             self._give_back(marks)
 
     def resolve(self, slot_of: Callable[[int], memoryview | None]) -> int | None:
-        """Add times to the records of steps whose work is done; returns the number of the first that is not done, or
-        None. While a graph is being captured, none is known to be done. ``slot_of`` gives the bytes of a record."""
+        """Add times to the records of completed steps; return the number of the first incomplete one, or None.
+
+        While a graph is being captured, no step is known to be complete. ``slot_of`` returns the bytes of a record.
+        """
         memory: tuple[float, float] | None = None
         unresolved = None
         while self._waiting:
@@ -191,7 +196,7 @@ class DeviceTimer:
         return unresolved
 
     def _times_once_done(self, marks: list[Mark]) -> list[float] | None:
-        """Return the times; None if the work is not done, or the device must not be queried now."""
+        """Return the times; None if the work is not complete, or the device must not be queried now."""
         with self._captures.kept_out() as may_ask:
             return times_on_device(marks) if may_ask and marks[-1].event.query() else None
 
@@ -200,7 +205,7 @@ class DeviceTimer:
 
 
 def _write(slot: memoryview, memory: tuple[float, float], times: list[float]) -> None:
-    """Add them to a record."""
+    """Write the times to a record."""
     _MEMORY.pack_into(slot, _MEMORY_AT, *memory)
     _TIMES.pack_into(slot, _DEVICE_AT, *times)
     # Last, so that a concurrent reader does not take half of the times for all.
@@ -208,24 +213,24 @@ def _write(slot: memoryview, memory: tuple[float, float], times: list[float]) ->
 
 
 class Rhythm:
-    """The timing frequency of steps, which costs at most a thousandth. Counts in nanoseconds."""
+    """The interval between timed steps, chosen to bound the cost of timing. Counts in nanoseconds."""
 
     __slots__ = ("_before", "_cost", "_step", "every", "spent")
 
     def __init__(self) -> None:
-        #: Every how many steps: a power of two, so that ranks which differ have many in common.
+        #: Interval in steps: a power of two, so that ranks with different intervals have many timed steps in common.
         self.every = 1
-        #: On putting events on the stream, since the last step ended.
+        #: Time spent recording events since the last step ended.
         self.spent = 0
         self._before = 0
-        #: What a step takes, and what timing it does, with what came last counting most; 0 for not known.
+        #: Duration of a step and of timing it, as moving averages; 0 if not known.
         self._step = self._cost = 0.0
 
     def ended(self, now: int, was_timed: bool) -> None:
-        """A step has ended, or a part of one: they are all alike here."""
+        """Note the end of a step or of an optimizer step; both count alike."""
         took, self._before = now - self._before, now
-        if took < now:  # which is not the first
-            # One that takes long, as with an evaluation before it, says little about the others.
+        if took < now:  # not the first step
+            # A long step, for example one with an evaluation before it, says little about the others.
             self._step += (min(took, 2 * self._step) - self._step) / 8 if self._step else took
         if not was_timed:
             return
@@ -237,10 +242,10 @@ class Rhythm:
 
 
 def times_on_device(marks: Sequence[Mark]) -> list[float]:
-    """Seconds by phase between the first mark and the last, of the phases that a device takes part in."""
+    """Return the seconds by phase between the first and the last mark, for phases with device work."""
     times = [0.0] * COUNT
     for (phase, event), (then, later) in pairwise(marks):
-        # Gradients were thought to be complete, and then there were more.
+        # The gradients seemed complete, and more followed.
         phase = BACKWARD if phase == then == COLLECTIVE else phase
         if phase in TIMED_PHASES:
             times[phase] += max(event.elapsed_time(later), 0.0) * 1e-3
@@ -248,17 +253,17 @@ def times_on_device(marks: Sequence[Mark]) -> list[float]:
 
 
 def timer() -> DeviceTimer:
-    """A timer for this process's current GPU, which is in use already."""
+    """Return a timer for this process's current GPU, which must be initialized already."""
     import torch
 
-    # Told by number, because a side thread has a current device of its own.
+    # Passed by index, because a side thread has its own current device.
     device = torch.cuda.current_device()
     event_class: Any = torch.cuda.Event
     raw_record, current_stream = event_class.__base__.record, torch._C._cuda_getCurrentStream
     streams: dict[Any, Any] = {}
 
     def record(event: Any) -> None:
-        # What event.record() does, without making an object for the stream each time.
+        # Equivalent to event.record(), without creating a stream object on each call.
         key = current_stream(device)
         stream = streams.get(key)
         if stream is None:

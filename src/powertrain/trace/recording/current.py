@@ -21,12 +21,12 @@ def current() -> Recorder:
 
 
 def recording() -> Recorder | None:
-    """Return this process's recorder, or None: for code that adds marks only while recording."""
+    """Return this process's recorder, or None; for code that adds marks only while recording."""
     return _current
 
 
 def is_kept() -> bool:
-    """Return whether the records of this process are kept: not for a recorder that :func:`current` made."""
+    """Return whether the records of this process are kept; False for a recorder that :func:`current` created."""
     return _current is not None and _is_kept
 
 
@@ -51,7 +51,7 @@ def use(recorder: Recorder | None) -> None:
 
 
 def _record_nothing_in_child() -> None:
-    """A forked child, such as a loader's process, has its parent's thread and would write in its parent's ring."""
+    """Disable recording in a forked child, such as a loader worker, which would write to its parent's ring."""
     global _current
     for recorder in recorders:
         recorder.thread = 0

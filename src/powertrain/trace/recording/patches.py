@@ -1,9 +1,9 @@
 """Patches of torch that mark phases, for tracing without changes to the loop.
 
-Nothing is put on the user's models, loaders or optimizers: torch's own classes and functions are replaced, and put back
-by :meth:`Patches.close`. Only DDP's parameters get hooks, which torch keeps out of copies and files. Compiled code sees
-through every replacement; not through the hooks of optimizers, which are called around the compiled part of a step,
-because without them no step would be found. Loads torch when patches are installed.
+The user's models, loaders and optimizers are left unchanged: torch's own classes and functions are replaced, and
+restored by :meth:`Patches.close`. Only DDP's parameters get hooks, which torch omits from copies and files.
+``torch.compile`` traces through every replacement, but not through the optimizer hooks: those run around the compiled
+part of a step, because without them no step would be detected. Loads torch when patches are installed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Within:
     __slots__ = ("model",)
 
     def __init__(self) -> None:
-        #: In a model's forward or in a backward pass: calls of modules are parts of it.
+        #: In a model's forward or in a backward pass: calls of modules are part of it.
         self.model = False
 
 
@@ -59,12 +59,12 @@ class Patches:
         self.recorder, self.choice = recorder, choice
         self._within = _Within()
         self._replaced = Replacements(recorder)
-        #: Of modules that were called on their own, whether they are models and not losses; by their id, because a
-        #: user's need not be hashable; and what says that they are gone.
+        #: For modules that were called directly, whether they are models (and not losses). Keyed by id, because a
+        #: user's module need not be hashable; and the weak references that report their deletion.
         self._is_model: dict[int, bool] = {}
         self._met: dict[int, weakref.ref[Any]] = {}
         self._exchanges: list[Exchange] = []
-        #: By their iterators, what loaders' processes say.
+        #: Times reported by loader workers, by iterator.
         self._making: weakref.WeakKeyDictionary[Any, MakingTimes] = weakref.WeakKeyDictionary()
         installers = [
             (choice.dataloader, self._patch_loaders),
@@ -74,7 +74,7 @@ class Patches:
             (choice.rest, lambda: patch_optimizers(self._replaced)),
             (choice.rest, lambda: patch_collectives(self._replaced)),
             (choice.rest, lambda: patch_saving(self._replaced)),
-            # Whatever is chosen, a model on a GPU may be met, and is timed from then on.
+            # Independent of the choice: a model on a GPU is timed from its first call on.
             (True, lambda: patch_captures(self._replaced)),
         ]
         try:
@@ -86,7 +86,7 @@ class Patches:
             raise
 
     def close(self) -> None:
-        """Put everything back. Again is fine."""
+        """Restore all replaced functions. Idempotent."""
         self._replaced.close()
 
     # -- loaders
@@ -126,7 +126,7 @@ class Patches:
             return batch
 
         self._replaced.replace(iterator, "__next__", timed_next)
-        # Where the loader's processes are started.
+        # Loader workers are started here.
         self._replaced.replace(DataLoader, "__iter__", self._replaced.timed(DataLoader.__iter__, INPUT))
         self._patch_loaders_processes()
 
@@ -174,7 +174,7 @@ class Patches:
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if within.model or is_compiling():
-                # What torch's own does, here rather than in a call of it: parts of models then cost nothing.
+                # Inlined from torch's own implementation, so that calls of submodules cost nothing.
                 return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
             is_model = met.get(id(module))
             if is_model is None and get_ident() == recorder.thread:
@@ -183,8 +183,8 @@ class Patches:
                 return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
             if recorder.depth or recorder.timing is not None or get_ident() != recorder.thread:
                 return call_within(module, args, kwargs)
-            # As nearly always. What the recorder does then is done here and not in calls of it: most of what they cost
-            # once in a step is that their code has to come into the processor's caches.
+            # The common case. The recorder's work is inlined here: most of the cost of a call that runs once per step
+            # is loading its code into the processor's caches.
             note((LEARN if is_grad_enabled() else LOOK, clock()))
             recorder.depth = 1
             within.model = True
@@ -202,8 +202,10 @@ class Patches:
         self._patch_buffers()
 
     def is_model(self, module: Any) -> bool:
-        """True for a model, False for a loss: that has no parameters. A module is looked at when it is first asked for:
-        then it becomes known whether it is on a GPU, and whether its gradients are exchanged."""
+        """Return True for a model, False for a loss, which has no parameters.
+
+        The first call for a module also determines whether it is on a GPU and whether its gradients are exchanged.
+        """
         is_model = self._is_model.get(id(module))
         return self._meet(module) if is_model is None else is_model
 
@@ -216,14 +218,14 @@ class Patches:
                 self.recorder.time_on(cuda.timer)
             if self.choice.backward:
                 self._watch_gradients(module)
-        except Exception:  # something that is a module by its type only: no reason to end a training
+        except Exception:  # a module by type only: not a reason to end training
             pass
         self._is_model[key] = parameter is not None
         self._met[key] = weakref.ref(module, lambda _: self._forget(key))
         return self._is_model[key]
 
     def _forget(self, key: int) -> None:
-        """The module is gone, and another may get its id."""
+        """Forget a deleted module, because another may get its id."""
         self._is_model.pop(key, None)
         self._met.pop(key, None)
 
@@ -239,7 +241,7 @@ class Patches:
                 self._exchanges.append(exchange)
 
     def _patch_buffers(self) -> None:
-        """DDP's ranks wait for the first of them to send its buffers."""
+        """Time DDP's buffer broadcast, in which all ranks wait for rank 0."""
         from torch.nn.parallel import DistributedDataParallel as Distributed
 
         if hasattr(Distributed, "_sync_buffers"):
@@ -250,7 +252,7 @@ class Patches:
     def _patch_backward(self) -> None:
         import torch
 
-        #: ``Tensor.backward`` calls the first of them.
+        #: ``Tensor.backward`` calls the first function.
         self._replaced.replace(
             torch.autograd, "backward", self._backward(torch.autograd.backward, is_part_of_model=False)
         )
@@ -259,7 +261,7 @@ class Patches:
         )
 
     def _backward(self, function: Callable[..., Any], is_part_of_model: bool) -> Callable[..., Any]:
-        """``function`` as a backward pass; within a model's forward it is a part of that if it may be."""
+        """Return ``function`` timed as a backward pass; within a model's forward it counts as forward if allowed."""
         from torch.compiler import is_dynamo_compiling as is_compiling
 
         recorder, within, exchanges = self.recorder, self._within, self._exchanges
@@ -285,7 +287,7 @@ class Patches:
                 return backward_within(args, kwargs)
             note((BACKWARD, clock()))  # as in _patch_forward
             recorder.depth = 1
-            within.model = True  # what is computed again in it is a part of it
+            within.model = True  # recomputation (activation checkpointing) belongs to the backward pass
             try:
                 return function(*args, **kwargs)
             finally:
@@ -303,21 +305,24 @@ class Patches:
     # -- copies to a device
 
     def _patch_copies(self) -> None:
-        """At once, or when CUDA is first used: a process that computes on the CPU has nothing to copy, and need not
-        have its tensors' most called methods replaced."""
+        """Patch copies to a device: immediately, or when CUDA is first used.
+
+        A process that computes on the CPU has no such copies, and its tensors' most called methods need not be
+        replaced.
+        """
         import torch
 
         accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
         if accelerator is not None and accelerator.type != "cuda":
             self._patch_tensors()
             return
-        # Weak, because torch keeps it for as long as CUDA is not used.
+        # Weak, because torch keeps the callback until CUDA is used.
         patches = weakref.ref(self)
 
         def cuda_is_used() -> None:
             if (living := patches()) is not None and not living._replaced.is_closed:
                 living._patch_tensors()
-                # Models that were met before may be moved to a GPU now, and are looked at again.
+                # Known models may be moved to a GPU now, and are inspected again.
                 living._is_model.clear()
                 living._met.clear()
 
@@ -364,7 +369,7 @@ _installed: Patches | None = None
 
 
 def install(recorder: Recorder, choice: Choice) -> Patches | None:
-    """Patch torch for this process, replacing earlier patches; nothing without a recorder."""
+    """Patch torch for this process, replacing earlier patches; does nothing without a recorder."""
     global _installed
     uninstall()
     if recorder.thread != NOBODY:
@@ -373,7 +378,7 @@ def install(recorder: Recorder, choice: Choice) -> Patches | None:
 
 
 def uninstall() -> None:
-    """Leave torch as it was before :func:`install`. Again is fine."""
+    """Restore torch to its state before :func:`install`. Idempotent."""
     global _installed
     if _installed is not None:
         _installed.close()

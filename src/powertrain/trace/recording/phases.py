@@ -20,26 +20,26 @@ COLLECTIVE = 4
 OPTIMIZER = 5
 #: The rest of a step: loss, metrics, gradient clipping.
 INSIDE = 6
-#: In ``report``, in saving state and files.
+#: In ``report``, and in saving state and files.
 REPORT = 7
 #: Between two steps: logging, evaluation and other work.
 OUTSIDE = 8
 
 NAMES = ("input", "h2d", "forward", "backward", "collective", "optimizer", "inside", "report", "outside")
 COUNT = len(NAMES)
-#: Phases whose work may go on on a device after the call has returned.
+#: Phases whose work may continue on a device after the call has returned.
 ON_DEVICE = (H2D, FORWARD, BACKWARD, COLLECTIVE, OPTIMIZER)
-#: What a device's own time is told of: also of what a step does between them, as its loss.
+#: Phases with device times: also the rest of a step, such as the loss.
 TIMED_PHASES = (*ON_DEVICE, INSIDE)
 
 #: Bits of ``StepRecord.flags``.
 #: Device times are in the record; without it they are not known (yet).
 TIMED_ON_DEVICE = 1
-#: The step was closed by ``trace_step``, not found from optimizer or report.
+#: The step was closed by ``trace_step``, not detected from an optimizer or a report.
 MARKED = 2
 #: The batch came from memory that is not pinned and was copied to a device.
 PAGEABLE = 4
-#: Its device times are the usual ones of steps around it: not every step is timed on the device.
+#: The device times are the typical ones of neighbouring steps: not every step is timed on the device.
 AS_USUAL_ON_DEVICE = 8
 
 _LAYOUT = struct.Struct(f"<IIdfff{COUNT}f{COUNT}fII")
@@ -63,21 +63,21 @@ FIELDS: tuple[tuple[str, str] | tuple[str, str, tuple[int]], ...] = (
 class StepRecord(NamedTuple):
     """One step of one rank. Durations are seconds, amounts of memory MiB."""
 
-    #: Steps of this rank in its attempt that came before it.
+    #: Index of the step within this rank's attempt.
     step: int
     flags: int
-    #: When it began (where the step before it ended), Unix seconds.
+    #: Start time (the end of the previous step), Unix seconds.
     start: float
-    #: Of the device, in use when the step ended and at most within it; 0 without one.
+    #: Device memory in use at the end of the step and its peak within the step; 0 without a device.
     memory: float
     peak_memory: float
-    #: How long making the step's batches took, wherever that was done; 0 where it cannot be known.
+    #: Seconds spent making the step's batches, in any process; 0 if not known.
     fetch: float
-    #: By phase, on the rank's own thread: they add up to the step.
+    #: Seconds by phase on the rank's own thread; they add up to the step.
     phases: tuple[float, ...]
-    #: By phase, on the device; zeros without one.
+    #: Seconds by phase on the device; zeros without one.
     device: tuple[float, ...]
-    #: How much was in its batches, where that is known.
+    #: Amounts in the step's batches, if known.
     samples: int = 0
     tokens: int = 0
 

@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Records marks of a loop at the cost of reading a clock, and turns them into steps every few steps.
+    """Record marks of a loop at the cost of reading a clock, and turn them into steps in batches.
 
-    What code costs that runs once in a millisecond is mostly finding its way back into the processor's caches; so it is
-    short here, and the rest is done for many steps at once. A process that is killed loses what it has noted since
-    then: at most some 22 steps, or a tenth of a second where steps are longer.
+    Code that runs once per millisecond costs mostly its reload into the processor's caches. It is therefore short here,
+    and the remaining work is done for many steps at once. A killed process loses the marks since the last such batch:
+    at most some 22 steps, or a tenth of a second if steps are longer.
 
-    Everything but :meth:`drain` and :attr:`steps` is for the thread that made it (or ``thread``); calls from any other
-    do nothing.
+    All methods but :meth:`drain` and :attr:`steps` are for the creating thread (or ``thread``); calls from any other
+    thread do nothing.
     """
 
     __slots__ = (
@@ -88,63 +88,68 @@ class Recorder:
         now: Callable[[], float] = time.time,
         thread: int | None = None,
     ) -> None:
-        """``buffer`` has :func:`ring_size` bytes, of any content; ``clock`` gives nanoseconds, ``now`` Unix seconds."""
+        """Create a recorder. ``buffer`` has :func:`ring_size` bytes of any content; ``clock`` returns nanoseconds,
+        ``now`` Unix seconds."""
         self._ring = Ring(bytearray(ring_size()) if buffer is None else buffer)
         self.clock = clock
         #: The error that ended recording; "" for none.
         self.trouble = ""
-        #: Identifies the thread that records; 0 for none, as in a forked child.
+        #: Id of the recording thread; 0 for none, as in a forked child.
         self.thread = get_ident() if thread is None else thread
-        #: Within the step of a gradient scaler, which may or may not call the optimizer's.
+        #: Inside a gradient scaler's step, which may or may not call the optimizer's step.
         self.is_scaling = False
         began = clock()
         self._steps = StepBuilder(self._ring, began, now() - began * 1e-9)
-        #: What was noted: a number, its value, and so on. Both at once, because a signal's handler may note something.
+        #: Pending marks: alternating numbers and values. Appended in pairs, because a signal handler may add marks.
         self.log: list[Any] = []
         self.note = self.log.extend
         self.due = began + SETTLE_EVERY
         self.depth = self._within = 0
-        #: The last amounts of batches, and the last optimizer.
+        #: The amounts of the last batch, and the last optimizer.
         self.amounts = (0, 0, 0.0)
         self.which = 0
-        #: Once the device is timed at all, its timer; and the same where this step's work on it is.
+        #: The device timer, once a device is timed; and the same timer while the current step is timed.
         self.device: DeviceTimer | None = None
         self.timing: DeviceTimer | None = None
-        #: What was put on its stream and is not noted yet, and whether the open phase was.
+        #: Stream marks that are not logged yet, and whether the open phase has one.
         self._marks: list[Mark] = []
         self._is_marked = False
-        #: Within an optimizer's step, where the device is timed.
+        #: Inside an optimizer's step, while the device is timed.
         self._is_optimizing = False
-        #: Whether the loop marks its steps, and how many steps or optimizer steps have ended.
+        #: Whether the loop marks its steps, and the number of ended steps or optimizer steps.
         self._marks_steps, self._ended = False, 0
         recorders.add(self)
 
     # -- phases
 
     def enter(self, phase: int) -> int:
-        """From here on time belongs to ``phase``; the answer, which is how many phases it lies within, is for
-        :meth:`leave`. :data:`IGNORED` for a thread that does not record."""
+        """Attribute time from now on to ``phase``; return the nesting depth, for :meth:`leave`.
+
+        Returns :data:`IGNORED` in a thread that does not record.
+        """
         if get_ident() != self.thread:
             return IGNORED
         depth = self.depth
         if depth and len(self.log) > SETTLE_AT:
             self.settle()
-        # Noted first: an exception of the user's may come in between, and what is noted and never left is left with
-        # the next one. What is counted and never left would stay.
+        # Log the mark first: a user exception may occur in between. A mark that is never left is left with the next
+        # one; a count that is never decremented would remain.
         self.note((phase, self.clock()))
         self.depth = depth + 1
         if self.timing is not None and not depth and phase in MARKED_AS:
             self._is_marked = True
             try:
                 self._mark(MARKED_AS[phase])
-            except BaseException:  # of the user's, by a signal: nobody will leave what was not entered
+            except (
+                BaseException
+            ):  # raised by a user's signal handler: the phase was not entered and will not be left
                 self.leave(depth)
                 raise
         return depth
 
     def leave(self, depth: int) -> None:
-        """Time belongs to what it belonged to before the :meth:`enter` that gave ``depth``, and so do phases within it
-        that were never left."""
+        """Restore the phase before the :meth:`enter` that returned ``depth``, also leaving nested phases that were
+        never left."""
         if depth or not self.depth:
             if 0 < depth < self.depth:
                 self.depth = depth
@@ -158,7 +163,7 @@ class Recorder:
         self.note((LEAVE, now))
         if self._is_marked:
             self._is_marked = False
-            # Back to a closure's optimizer, or to the rest of the step: the loss is computed there.
+            # Return to a closure's optimizer, or to the rest of the step, where the loss is computed.
             self._mark(OPTIMIZER if self._is_optimizing else INSIDE)
         if now >= self.due or len(self.log) > SETTLE_AT:
             self.settle()
@@ -169,7 +174,7 @@ class Recorder:
 
     @contextmanager
     def phase(self, phase: int) -> Iterator[None]:
-        """Everything within belongs to ``phase``. Slower than :meth:`enter` and :meth:`leave`."""
+        """Attribute the time within the block to ``phase``. Slower than :meth:`enter` and :meth:`leave`."""
         depth = self.enter(phase)
         try:
             yield
@@ -177,10 +182,10 @@ class Recorder:
             self.leave(depth)
 
     def gradients_are_there(self, *_: object) -> None:
-        """Mark that the last gradients of a backward pass were computed: from here on it waits for the other ranks.
+        """Mark that all gradients of a backward pass are computed: the rest of the pass waits for other ranks.
 
-        When it is called again in the same pass, there was more to compute until then. With gradients on a device it is
-        called in a thread of torch's, while the thread that records waits for it: then only the device's time is split.
+        A second call in the same pass means that the computation continued until then. With gradients on a device, a
+        torch thread calls it while the recording thread waits: then only the device time is split.
         """
         if get_ident() == self.thread:
             self.note((GRADIENTS, self.clock()))
@@ -190,7 +195,7 @@ class Recorder:
             self._marks.append(mark)
 
     def _mark(self, phase: int) -> None:
-        """From here on what is put on the device's stream belongs to ``phase``."""
+        """Attribute work on the device's stream from now on to ``phase``."""
         if self.timing is not None and (mark := self.timing.mark(phase)) is not None:
             self._marks.append(mark)
             self.note((MARKS, self._marks))
@@ -199,8 +204,7 @@ class Recorder:
     # -- batches
 
     def fetched(self, depth: int, samples: int = 0, tokens: int = 0, fetch: float = 0.0) -> None:
-        """As :meth:`leave` of the phase :data:`INPUT`, which is left with a batch: :meth:`batch` says what the others
-        are."""
+        """Leave the phase :data:`INPUT` with a batch; :meth:`batch` documents the other arguments."""
         if depth or self.depth != 1:
             self.leave(depth)
             if not depth:
@@ -214,21 +218,24 @@ class Recorder:
             self.settle()
 
     def batch(self, samples: int = 0, tokens: int = 0, fetch: float = 0.0) -> None:
-        """A batch was given to the loop: how much is in it, and for how many seconds it was made; 0 where that is not
-        known, :data:`MADE_HERE` for as long as it was waited for. Called when the phase :data:`INPUT` has been left."""
+        """Note a batch for the loop: its amounts, and the seconds it took to make.
+
+        The seconds are 0 if not known, and :data:`MADE_HERE` if they equal the time waited. Called after the phase
+        :data:`INPUT` was left.
+        """
         if get_ident() == self.thread:
             self.tell_amounts((samples, tokens, fetch))
             self.note((BATCH, 0))
             self._settle_if_long()
 
     def tell_amounts(self, amounts: tuple[int, int, float]) -> None:
-        """What is in the batches from here on, as :meth:`batch` says it."""
+        """Set the amounts of the following batches, as for :meth:`batch`."""
         if amounts != self.amounts:
             self.amounts = amounts
             self.note((AMOUNTS, amounts))
 
     def copies_pageable(self) -> None:
-        """Something is copied to a device from memory that is not pinned."""
+        """Note a copy to a device from memory that is not pinned."""
         if get_ident() == self.thread:
             self.note((PAGEABLE_COPY, 0))
             self._settle_if_long()
@@ -236,7 +243,7 @@ class Recorder:
     # -- steps
 
     def optimizer_begins(self, optimizer: object, *_: object) -> None:
-        """It begins to step. Takes and ignores a hook's arguments."""
+        """Note the start of an optimizer step. Accepts and ignores a hook's arguments."""
         if get_ident() != self.thread or self.is_scaling:
             return
         if len(self.log) > SETTLE_AT:
@@ -250,7 +257,7 @@ class Recorder:
             self._mark(OPTIMIZER)
 
     def optimizer_ended(self, optimizer: object, *_: object) -> None:
-        """It has stepped, and the step may be over with it. Takes and ignores a hook's arguments."""
+        """Note the end of an optimizer step, which may end the step. Accepts and ignores a hook's arguments."""
         if get_ident() != self.thread or self.is_scaling:
             return
         if id(optimizer) != self.which:
@@ -267,7 +274,7 @@ class Recorder:
             self.settle()
 
     def begin_marked_step(self) -> None:
-        """``trace_step`` is entered. From the first time on, only this makes steps."""
+        """Begin a step of ``trace_step``. From the first call on, only ``trace_step`` defines steps."""
         if get_ident() == self.thread:
             self._settle_if_long()
             self._within += 1
@@ -286,7 +293,7 @@ class Recorder:
                 self.settle()
 
     def _choose_timing(self, device: DeviceTimer, now: int) -> None:
-        """A step has ended, or an optimizer step: whether the next one's work on the device is timed."""
+        """Decide after a step or an optimizer step whether the next one is timed on the device."""
         self._ended += 1
         is_on = device.is_due(self._ended, now)
         if is_on != (self.timing is not None):
@@ -294,7 +301,7 @@ class Recorder:
             self.note((TIMING, is_on))
 
     def reported(self) -> None:
-        """``report`` has returned. Ends a step where nothing else does."""
+        """Note that ``report`` has returned. Ends a step in a loop without other step boundaries."""
         if get_ident() == self.thread:
             now = self.clock()
             self.note((REPORTED, now))
@@ -302,7 +309,7 @@ class Recorder:
                 self.settle()
 
     def flush(self) -> None:
-        """The user's function has ended: the last step is closed."""
+        """Close the last step, after the user's function has ended."""
         if get_ident() == self.thread:
             self.note((FLUSH, 0))
             self.settle()
@@ -310,17 +317,17 @@ class Recorder:
     def settle(self) -> None:
         """Turn all marks so far into steps.
 
-        A fault of ours ends recording, and nothing else. An exception of the user's that comes here, as a signal's
-        handler raises it, is the user's; what was noted until then is left out.
+        A bug in this package ends recording, and nothing else. A user exception raised here by a signal handler
+        propagates; the marks logged until then are dropped.
         """
         if get_ident() != self.thread:
             return
         log = self.log
         try:
-            # First, so that a signal's handler that is called meanwhile does not come here too.
+            # Done first, so that a signal handler called meanwhile does not enter here too.
             self.due = self.clock() + SETTLE_EVERY
             noted = log[:]
-            del log[: len(noted)]  # and not what a signal's handler has noted meanwhile
+            del log[: len(noted)]  # excluding marks that a signal handler has added meanwhile
             self._steps.take(noted)
         except BaseException as error:
             if not _is_of_ours(error):
@@ -333,9 +340,9 @@ class Recorder:
             self.settle()
 
     def _begin_anew(self) -> None:
-        """Making steps was broken off somewhere, so nothing is sure but what is known here."""
+        """Restart the step builder after an interruption, from the recorder's own state."""
         self.log.clear()
-        # Of these the next call says again what they are.
+        # The next call logs these again.
         self.amounts, self.which = (0, 0, 0.0), 0
         is_timing = self.timing is not None
         self._steps = self._steps.begun_anew(self.clock(), self.depth, self._within, is_timing)
@@ -348,8 +355,10 @@ class Recorder:
 
     @property
     def gpu(self) -> int | None:
-        """The number of the device that is timed, once one is. Any thread: each has a current device of its own, so
-        that only the one that trains can say which it trains on."""
+        """The index of the timed device, once there is one.
+
+        Any thread: each thread has its own current device, so only the training thread can determine it.
+        """
         return self.device.index if self.device is not None else None
 
     @property
@@ -363,10 +372,10 @@ class Recorder:
             self.device = self.timing = self._steps.device = make()
 
     def drain(self, after: int, final: bool = False) -> tuple[int, bytes]:
-        """The steps from number ``after`` on, as :func:`read_ring` gives them. One thread, whichever.
+        """Return the steps from number ``after`` on, in the format of :func:`read_ring`. One thread at a time.
 
-        Steps whose work on a device is not done are kept back, unless this is the ``final`` time: then they are given
-        without the device's times. The device is asked, never waited for.
+        Steps with pending device work are held back, unless ``final`` is set: then they are returned without device
+        times. The device is polled, never waited for.
         """
         device = self.device
         end = self._ring.written
@@ -378,15 +387,16 @@ class Recorder:
         return first, records[: max(end - first, 0) * RECORD_SIZE]
 
 
-#: The directory of the code that makes steps.
+#: The directory of the step-building code.
 _HERE = os.path.dirname(__file__)
 
 
 def _is_of_ours(error: BaseException) -> bool:
     """Return whether an exception in :meth:`Recorder.settle` is a bug of this package.
 
-    A signal's handler is a call of somebody else's code, however deep within ours. What other threads can raise in this
-    one comes from no call; it is told by its class, because what is ours is one of Python's own.
+    A signal handler runs foreign code, however deep within this package's frames. Exceptions that other threads raise
+    in this one come from no call; they are recognized by class, because this package's bugs raise Python's built-in
+    exceptions.
     """
     if not isinstance(error, Exception) or isinstance(error, OSError):
         return False

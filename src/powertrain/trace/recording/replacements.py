@@ -1,6 +1,6 @@
-"""Functions of torch replaced by timed ones until they are put back: optimizers, collectives, graphs and saving.
+"""Timed replacements of torch functions, restorable: optimizers, collectives, graphs and saving.
 
-Models, loaders and copies, which need to know what is a model, are patched in ``patches.py``.
+Models, loaders and copies, which depend on detecting models, are patched in ``patches.py``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Replacements:
         self._undo = contextlib.ExitStack()
 
     def close(self) -> None:
-        """Put everything back. Again is fine."""
+        """Restore all replaced attributes. Idempotent."""
         self.is_closed = True
         self._undo.close()
 
@@ -58,7 +58,7 @@ class Replacements:
         self._undo.callback(function)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set ``owner.name`` until :meth:`close`; a replacement that others have put there since stays."""
+        """Set ``owner.name`` until :meth:`close`; a replacement that other code has installed since stays."""
         is_own = name in vars(owner)
         before = vars(owner).get(name)
         setattr(owner, name, value)
@@ -74,7 +74,7 @@ class Replacements:
         self._undo.callback(put_back)
 
     def timed(self, function: Callable[..., Any], phase: int) -> Callable[..., Any]:
-        """``function``, its time counted as ``phase``."""
+        """Return ``function`` with its time counted as ``phase``."""
         from torch.compiler import is_dynamo_compiling as is_compiling
 
         recorder = self.recorder
@@ -93,7 +93,7 @@ class Replacements:
 
 
 def patch_optimizers(replaced: Replacements) -> None:
-    """Note where each step of an optimizer begins and ends."""
+    """Mark the begin and end of each optimizer step."""
     import torch
     from torch.optim import optimizer as optimizers
 
@@ -108,7 +108,7 @@ def patch_optimizers(replaced: Replacements) -> None:
     def scaled_step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if recorder.is_scaling or get_ident() != recorder.thread:
             return step(self, optimizer, *args, **kwargs)
-        # A step also where it is left out, because gradients were infinite.
+        # Also a step if the scaler skips it because gradients were infinite.
         recorder.optimizer_begins(optimizer)
         recorder.is_scaling = True
         try:
@@ -150,13 +150,13 @@ def _optimizer_hooks(recorder: Recorder) -> tuple[Callable[..., None], Callable[
             recorder.optimizer_ended(optimizer)
 
     for hook in (begins, ended):
-        # Lets torch.compile call them as they are, where it would otherwise warn that it cannot see what they do.
+        # Lets torch.compile call the hooks unchanged; otherwise it would warn that it cannot trace them.
         vars(hook)["_torchdynamo_disable"] = True
     return begins, ended
 
 
 def patch_captures(replaced: Replacements) -> None:
-    """Ask nothing of the device while a graph is being captured, because that would end the capture."""
+    """Do not query the device while a graph is being captured, because that would end the capture."""
     import torch
 
     graph: Any = torch.cuda.CUDAGraph
@@ -178,7 +178,7 @@ def patch_captures(replaced: Replacements) -> None:
         finally:
             captures.ended(graph)
 
-    # What is under way when they are put back would never be said to have ended.
+    # The end of a capture in progress would never be reported after the patches are removed.
     replaced.on_close(captures.forget)
     replaced.replace(graph, "capture_begin", capture_begin)
     replaced.replace(graph, "capture_end", capture_end)
@@ -203,7 +203,7 @@ def patch_collectives(replaced: Replacements) -> None:
                 replaced.replace(owner, name, timed)
     work: Any = dist.Work
     replaced.replace(work, "wait", replaced.timed(work.wait, COLLECTIVE))
-    # What sharded tensors wait in, as in clipping the gradients of an FSDP model.
+    # Sharded tensors wait here, for example in clipping the gradients of an FSDP model.
     replaced.replace(functional, "wait_tensor", replaced.timed(functional.wait_tensor, COLLECTIVE))
 
 

@@ -1,4 +1,4 @@
-"""The ring in shared memory that records are kept in."""
+"""The ring buffer of records in shared memory."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _MAGIC = b"PTSTEPS1"
 _HEADER = struct.Struct("<8sIIQ")
 HEADER_SIZE = _HEADER.size
 _COUNT_AT = 16
-#: Default number of steps of a ring: 1.6 MB, and more than a side thread may fall behind.
+#: Default number of steps of a ring: 1.6 MB, and more than a side thread may lag.
 RECORDS = 16_384
 
 
 def ring_size(records: int = RECORDS) -> int:
-    """Bytes of a buffer for the newest ``records`` steps."""
+    """Return the size in bytes of a buffer for the newest ``records`` steps."""
     return HEADER_SIZE + records * RECORD_SIZE
 
 
 def read_ring(buffer: Buffer | bytes, after: int = 0) -> tuple[int, bytes]:
-    """The records from number ``after`` on that are whole: the number of the first, and their bytes.
+    """Return the number of the first complete record from ``after`` on, and the bytes of all of them.
 
-    The first is later than ``after`` where older ones were written over. May be called at any moment, in any process
-    and after the writer was killed: the count is written after its record, and the one slot that may be half written is
-    left out. Raises ``ValueError`` for a buffer that is no ring.
+    The first is later than ``after`` if older ones were overwritten. May be called at any time, in any process and
+    after the writer was killed: the count is written after its record, and the one slot that may be half written is
+    omitted. Raises ``ValueError`` for a buffer that is not a ring.
     """
     view = memoryview(buffer)
     magic, size, capacity, _ = _HEADER.unpack_from(view)
@@ -44,13 +44,13 @@ def read_ring(buffer: Buffer | bytes, after: int = 0) -> tuple[int, bytes]:
     written = count[0]
     first = max(after, written - capacity + 1, 0)
     records = b"".join(_slots(view, capacity, first, written))
-    # While they were copied, the writer may have come round to the oldest of them.
+    # The writer may have overwritten the oldest records during the copy.
     whole_from = max(first, count[0] - capacity + 1)
     return min(whole_from, max(first, written)), records[(whole_from - first) * RECORD_SIZE :]
 
 
 def _slots(view: memoryview, capacity: int, first: int, end: int) -> Iterator[bytes]:
-    """The bytes of records ``first`` to ``end``, in at most two pieces."""
+    """Return the bytes of records ``first`` to ``end``, in at most two pieces."""
     while first < end:
         slot = first % capacity
         length = min(end - first, capacity - slot)
@@ -60,7 +60,7 @@ def _slots(view: memoryview, capacity: int, first: int, end: int) -> Iterator[by
 
 
 class Ring:
-    """The writer's side. One thread writes."""
+    """The writer of a ring. One thread writes."""
 
     __slots__ = ("_count", "buffer", "capacity", "written")
 
@@ -74,8 +74,8 @@ class Ring:
             )
         self.written = 0
         _HEADER.pack_into(self.buffer, 0, _MAGIC, RECORD_SIZE, self.capacity, 0)
-        # Through a cast view eight bytes are stored at once, which struct does byte by byte: a reader in another
-        # process must not see half of a number.
+        # A cast view stores eight bytes at once, while struct stores byte by byte: a reader in another process must not
+        # see a partial number.
         self._count = self.buffer[_COUNT_AT:HEADER_SIZE].cast("Q")
 
     def append(self, record: StepRecord) -> None:
@@ -84,7 +84,7 @@ class Ring:
         self._count[0] = self.written
 
     def slot(self, number: int) -> memoryview | None:
-        """The bytes of a record that will not be written over soon; None for any other."""
+        """Return the bytes of a record that will not be overwritten soon; None for any other."""
         if not self.written - self.capacity // 2 <= number < self.written:
             return None
         begin = HEADER_SIZE + (number % self.capacity) * RECORD_SIZE

@@ -18,12 +18,12 @@ from powertrain.trace.recording.phases import NAMES, RECORD_SIZE
 from powertrain.trace.recording.recorder import Recorder
 from powertrain.trace.stacks.whereabouts import PlaceCounts
 
-#: Seconds between two looks at the machine, and between two at where the loop is.
+#: Seconds between two samples of the machine, and between two samples of the loop's location.
 _LOOK_EVERY = 1.0
 _GLANCE_EVERY = 0.25
-#: Bytes of steps that are kept; beyond it older ones are thinned, as those of a run are.
+#: Maximum bytes of steps; beyond it older ones are thinned, as in a run.
 _MOST = 16 << 20
-#: In about so many parts.
+#: Approximate number of parts.
 _PARTS = 16
 _logger = module_logger(__name__)
 
@@ -41,14 +41,14 @@ class RecordedProcess(NamedTuple):
 
 
 class Alone:
-    """Records its creating thread. Another thread drains the ring."""
+    """Record the creating thread; another thread drains the ring."""
 
     def __init__(self, most: int = _MOST) -> None:
         self.recorder = Recorder()
         self._most = most
         self._lock = threading.Lock()
         self._taken = 0
-        #: Steps in the order of time, and how often each of these parts was thinned.
+        #: Steps in chronological order, and the number of times each part was thinned.
         self._parts: list[tuple[int, bytes]] = []
         self._samples: list[bytes] = []
         self._places: dict[str, str] = {}
@@ -74,7 +74,7 @@ class Alone:
             )
 
     def end(self) -> None:
-        """The last step is closed, and nothing is recorded any more. Again is fine."""
+        """Close the last step and stop recording. Idempotent."""
         self.recorder.flush()
         self._over.set()
         self._thread.join()
@@ -96,7 +96,7 @@ class Alone:
                 _logger.debug("Sampling this process failed.", exc_info=True)
 
     def _take(self, final: bool = False) -> None:
-        """Keep the steps that have come since the last time."""
+        """Keep the steps since the last call."""
         with self._lock:
             first, steps = self.recorder.drain(self._taken, final)
             self._taken = first + len(steps) // RECORD_SIZE
@@ -113,7 +113,7 @@ class Alone:
             self._parts.append((0, steps))
 
     def _thin(self) -> None:
-        """The oldest of those parts that were thinned least; the newest stays whole."""
+        """Thin the oldest of the least thinned parts; the newest stays complete."""
         place = min(range(len(self._parts) - 1), key=lambda place: (self._parts[place][0], place))
         level, part = self._parts[place]
         whole = [store.PartFrame(0, 0, store.STEPS, part)]
@@ -135,7 +135,7 @@ _alone: Alone | None = None
 
 
 def begin() -> None:
-    """Record the calling thread from here on."""
+    """Start recording the calling thread."""
     global _alone
     _alone = Alone()
     current.use(_alone.recorder)

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class _Tally:
-    """What was summed up since the last step ended, or since the last optimizer step."""
+    """Sums since the last step, or since the last optimizer step."""
 
     __slots__ = ("fetch", "flags", "is_timed", "marks", "samples", "sums", "tokens")
 
@@ -66,13 +66,13 @@ class _Tally:
         self.sums = [0] * COUNT
         self.samples = self.tokens = self.flags = 0
         self.fetch = 0.0
-        #: What was put on the device's stream: see :mod:`powertrain.trace.recording.cuda`.
+        #: Marks on the device's stream: see :mod:`powertrain.trace.recording.cuda`.
         self.marks: list[Mark] = []
-        #: Whether all of it was put there.
+        #: Whether the marks cover all of the time.
         self.is_timed = is_timed
 
     def add_before(self, earlier: _Tally) -> None:
-        """Take up what was summed up earlier."""
+        """Add the sums of an earlier tally."""
         self.sums = [ours + theirs for ours, theirs in zip(self.sums, earlier.sums, strict=True)]
         self.samples += earlier.samples
         self.tokens += earlier.tokens
@@ -83,15 +83,15 @@ class _Tally:
 
 
 class _Cycle(NamedTuple):
-    """What is noted from one batch to the next in a loop that does the same over and over; and as what the time before
-    each of it counts."""
+    """The marks from one batch to the next in a repetitive loop, and the phase that the time before each mark belongs
+    to."""
 
     numbers: list[int]
     phases: list[int]
 
 
 class _Attempt:
-    """A cycle that may be one: what was noted since a batch was asked for, where that began."""
+    """A candidate cycle: the marks since a batch was requested, and the state at that time."""
 
     __slots__ = ("cycle", "state")
 
@@ -101,10 +101,10 @@ class _Attempt:
 
 
 class StepBuilder:
-    """Makes steps of what was noted.
+    """Turn marks into steps.
 
-    Mostly that is the same from step to step. So it is compared with what came before as a whole, and then only the
-    times are summed up; see :meth:`_repeat`.
+    Marks mostly repeat from step to step. A block of marks is therefore compared with the previous cycle as a whole,
+    and if they match only the times are summed up; see :meth:`_repeat`.
     """
 
     def __init__(self, ring: Ring, began: int, zero: float) -> None:
@@ -114,34 +114,34 @@ class StepBuilder:
         #: Unix seconds when the clock showed 0.
         self._zero = zero
         self._phase = self._rest = OUTSIDE
-        #: What each open phase goes back to when it is left; and where in it each began that was entered. The others
-        #: are optimizers'.
+        #: The phase that each open phase returns to, and the stack positions of entered phases. The others belong to
+        #: optimizers.
         self._stack: list[int] = []
         self._entered: list[int] = []
-        #: What was summed up at the end of an optimizer step that may be the last of its step, and when that was.
+        #: Sums at the end of an optimizer step that may be the last of its step, and its time.
         self._ended: _Tally | None = None
         self._ended_at = 0
-        #: Optimizers that have stepped in this step, and those within a step, with the depth they began at.
+        #: Optimizers that have stepped in this step, and optimizers inside a step, with their initial depth.
         self._stepped: set[int] = set()
         self._open_optimizers: dict[int, int] = {}
-        #: Whether any phase was entered since the newest of them began, and how many steps within its own it has begun.
+        #: Whether any phase was entered since the newest optimizer step began, and its number of nested steps.
         self._has_entered, self._inner_steps = False, 0
-        #: Whether the loop marks its steps, and how deep in marked steps it is.
+        #: Whether the loop marks its steps, and the nesting depth of marked steps.
         self._marked, self._within = False, 0
-        #: What was summed up when the newest batch was asked for; whether it was given to a model without gradients,
-        #: and whether anything was learned from it. And whether anything ever was.
+        #: Sums when the newest batch was requested; whether a model was called on it without gradients, and whether
+        #: with gradients; and whether any model was ever called with gradients.
         self._asked_at: tuple[list[int], int, int, float] | None = None
         self._looks = self._learns = self._has_learned = False
-        #: Whether an optimizer ever stepped: then that ends steps, and reports do not.
+        #: Whether an optimizer ever stepped: if so, optimizers end steps and reports do not.
         self._has_stepped = False
-        #: When the newest batch was asked for and when it came.
+        #: Times at which the newest batch was requested and received.
         self._input_began = self._input_ended = 0
-        #: How much is in a batch, and which optimizer it is about, as was said last.
+        #: The last logged amounts of a batch, and the last logged optimizer.
         self._amounts = (0, 0, 0.0)
         self._which = 0
-        #: Whether what is put on the device's stream is noted, and how many optimizer steps this step has had.
+        #: Whether stream marks are recorded, and the number of optimizer steps in this step.
         self._is_timing, self._optimizer_steps = True, 0
-        #: What the loop does over and over, whether it has just done it, and what may become that.
+        #: The current cycle, whether the loop has just completed it, and the candidate for a new one.
         self._cycle: _Cycle | None = None
         self._may_repeat = False
         self._attempt: _Attempt | None = None
@@ -149,8 +149,7 @@ class StepBuilder:
         self._handlers = self._handlers_by_number()
 
     def begun_anew(self, now: int, depth: int, within: int, is_timing: bool) -> StepBuilder:
-        """Goes on from here where making steps was broken off: ``depth`` phases are open, which is all that is known of
-        them, and ``within`` marked steps. What was summed up and not yet made a step is left out."""
+        """Return a builder that continues with ``depth`` open phases and ``within`` marked steps; drops open sums."""
         anew = StepBuilder(self._ring, now, self._zero)
         anew.device, anew._is_timing, anew._tally.is_timed = self.device, is_timing, False
         anew._has_learned, anew._has_stepped = self._has_learned, self._has_stepped
@@ -160,7 +159,7 @@ class StepBuilder:
         return anew
 
     def take(self, noted: list[Any]) -> None:
-        """Make steps of numbers and values, one after the other."""
+        """Turn marks, given as numbers and values, into steps."""
         numbers, values, handlers = noted[::2], noted[1::2], self._handlers
         at, end = 0, len(numbers)
         while at < end:
@@ -176,14 +175,14 @@ class StepBuilder:
             self._learn_after(number)
             at += 1
 
-    # -- what is done over and over
+    # -- cycles
 
     def _learn_before(self, number: int) -> None:
         self._may_repeat = False
         if number == INPUT and not self._entered:
             self._attempt = _Attempt(self._state())
         if (attempt := self._attempt) is not None:
-            # Waiting for gradients counts the time before it as backward, if it counts it at all.
+            # GRADIENTS counts the time before it as backward, if it counts it at all.
             phase = BACKWARD if number == GRADIENTS and self._phase == COLLECTIVE else self._phase
             attempt.cycle.numbers.append(number)
             attempt.cycle.phases.append(phase)
@@ -198,8 +197,11 @@ class StepBuilder:
                 self._cycle, self._may_repeat = attempt.cycle, True
 
     def _state(self) -> tuple[Any, ...]:
-        """Whatever decides what is made of what is noted next: first, whether a step has just ended, which will be
-        closed when a batch is asked for. A cycle is what leaves all of it as it was."""
+        """Return all state that determines the handling of the next marks.
+
+        Its first item tells whether a step has just ended, which will be closed when a batch is requested. A cycle
+        leaves all of it unchanged.
+        """
         return (
             self._ended is not None and not any(self._sums),
             (self._phase, self._rest, tuple(self._stack), tuple(self._entered)),
@@ -214,7 +216,9 @@ class StepBuilder:
         )
 
     def _repeat(self, cycle: _Cycle, moments: list[int]) -> None:
-        """As if each of it had been taken. Before and after: the state of the cycle."""
+        """Process a repetition of the cycle as if each mark had been taken. The state is the cycle's, before and
+        after.
+        """
         self._close_ended()
         self._input_began, self._input_ended = moments[0], moments[1]
         tally = _Tally(self._is_timing)
@@ -225,10 +229,10 @@ class StepBuilder:
         self._fill(tally)
         self._ended, self._ended_at, self._since = tally, before, before
 
-    # -- one by one
+    # -- single marks
 
     def _handlers_by_number(self) -> tuple[Callable[[int, Any], None], ...]:
-        """A call for each number that is noted, which takes it and its value."""
+        """Return the handler of each mark number, which takes the number and its value."""
         by_number: dict[int, Callable[[int, Any], None]] = {
             **dict.fromkeys(range(COUNT), self.enter),
             LEARN: self.learn,
@@ -254,13 +258,13 @@ class StepBuilder:
         return tuple(by_number[number] for number in sorted(by_number))
 
     def _renew(self) -> None:
-        """Begin to sum up anew."""
+        """Start new sums."""
         self._tally = _Tally(self._is_timing)
         self._sums = self._tally.sums
         self._asked_at = None
 
     def _charge(self, now: int) -> None:
-        """Add the time since the last switch to the phase that it belongs to."""
+        """Add the time since the last switch to its phase."""
         self._sums[self._phase] += now - self._since
         self._since = now
 
@@ -287,9 +291,9 @@ class StepBuilder:
         self._since = now
         if phase == INPUT:
             self._input_ended = now
-        if not entered:  # it was noted, and before it was counted a signal's handler has left it with its own
+        if not entered:  # a signal handler has already left it together with its own phase
             return
-        if stack and not entered[0] and not self._open_optimizers:  # which is nearly always so
+        if stack and not entered[0] and not self._open_optimizers:  # the common case
             self._phase = stack[0]
             stack.clear()
         else:
@@ -304,15 +308,15 @@ class StepBuilder:
             del self._entered[depth:]
 
     def _back_to(self, place: int) -> None:
-        """What began at this place of the stack is over, and what began within it."""
+        """End the phase at this position of the stack, and all phases within it."""
         if place < len(self._stack):
             self._phase = self._stack[place]
             del self._stack[place:]
-        if self._open_optimizers:  # of which those within raised
+        if self._open_optimizers:  # nested optimizer steps that raised
             self._open_optimizers = {key: at for key, at in self._open_optimizers.items() if at < place}
 
     def _begin(self, phase: int, now: int) -> int:
-        """A phase begins that lies within no other; returns what its time counts as."""
+        """Begin an outermost phase; return the phase that its time counts as."""
         if phase == INPUT:
             self._input_began = now
             self._ask_for_batch()
@@ -327,12 +331,12 @@ class StepBuilder:
         return phase
 
     def look(self, _: int, now: int) -> None:
-        """A model is called without gradients."""
+        """Note a call of a model without gradients."""
         self._looks = True
         self.enter(FORWARD, now)
 
     def learn(self, _: int, now: int) -> None:
-        """A model is called so that something can be learned: with gradients."""
+        """Note a call of a model with gradients."""
         self._learns = True
         self.enter(FORWARD, now)
 
@@ -351,13 +355,13 @@ class StepBuilder:
             tally.marks, tally.is_timed = [], False
 
     def timing(self, _: int, is_on: bool) -> None:
-        """Comes right after what begins to sum up anew."""
+        """Set whether stream marks are recorded; follows directly after new sums were started."""
         self._is_timing = self._tally.is_timed = is_on
 
     # -- batches
 
     def _ask_for_batch(self) -> None:
-        """Closes the step before it, and says what the batch before it was for."""
+        """Close the previous step, and decide the purpose of the previous batch."""
         if self._looks and not self._learns and self._has_learned and not self._within:
             self._count_as_outside()
         self._looks = self._learns = False
@@ -366,7 +370,7 @@ class StepBuilder:
         self._asked_at = tally.sums.copy(), tally.samples, tally.tokens, tally.fetch
 
     def _count_as_outside(self) -> None:
-        """The newest batch was for an evaluation, so what it took lies between two steps."""
+        """Count the newest batch, which was for evaluation, as time between two steps."""
         if self._asked_at is None:
             return
         tally, sums = self._tally, self._sums
@@ -383,7 +387,7 @@ class StepBuilder:
         self.batch(_, now)
 
     def _fill(self, tally: _Tally) -> None:
-        """The newest batch is one of the step's."""
+        """Add the newest batch to the step."""
         samples, tokens, fetch = self._amounts
         tally.samples += samples
         tally.tokens += tokens
@@ -400,7 +404,7 @@ class StepBuilder:
     # -- steps
 
     def _rest_is(self, rest: int) -> None:
-        """From the last switch on, what belongs to no phase counts as ``rest``."""
+        """Count time outside any phase as ``rest``, from the last switch on."""
         self._rest = rest
         if self._stack:
             self._stack[0] = rest
@@ -415,14 +419,16 @@ class StepBuilder:
         key = self._which
         if key in self._open_optimizers:
             if not self._has_entered:
-                self._inner_steps += 1  # a step of a subclass, which calls that of its base
+                self._inner_steps += 1  # a subclass's step that calls its base class's step
                 return
-            self._back_to(self._open_optimizers[key])  # it raised, and what it began was never ended
+            self._back_to(
+                self._open_optimizers[key]
+            )  # the optimizer step raised, and its phases were never left
         self._has_entered, self._inner_steps = False, 0
         if key in self._stepped:
             self._close_found()
         self._open_optimizers[key] = len(self._stack)
-        # Around it is what there was, or the rest of the step.
+        # The enclosing phase continues, or the rest of the step.
         self._stack.append(self._phase if self._stack else self._rest)
         self._phase = OPTIMIZER if len(self._stack) > 1 else self._begin(OPTIMIZER, now)
 
@@ -447,7 +453,7 @@ class StepBuilder:
         self._renew()
 
     def _give_up_optimizers(self) -> None:
-        """Those that began and never ended have raised."""
+        """Drop optimizer steps that began and never ended: they raised."""
         self._back_to(min(self._open_optimizers.values()))
 
     def begin_marked(self, _: int, now: int) -> None:
@@ -476,7 +482,7 @@ class StepBuilder:
             return
         self._charge(now)
         self._rest_is(OUTSIDE)
-        # Nobody says what is a step in such a loop, so nothing lies between two of them.
+        # Such a loop has no step boundaries other than reports, so no time lies between two steps.
         self._sums[INSIDE] += self._sums[OUTSIDE]
         self._sums[OUTSIDE] = 0
         self._close(self._tally, now, 0)
@@ -486,7 +492,7 @@ class StepBuilder:
         self._close_found()
 
     def phase_after(self, log: list[Any]) -> int:
-        """What time belongs to once everything in ``log`` has been made steps of; changes nothing. Any thread."""
+        """Return the current phase once all marks in ``log`` are processed; changes nothing. Any thread."""
         opened, rest, optimizes = [self._phase] * len(self._entered), self._rest, bool(self._open_optimizers)
         for number, value in zip(log[::2], log[1::2], strict=True):
             if number < COUNT:
@@ -511,7 +517,7 @@ class StepBuilder:
         return opened[-1] if opened else OPTIMIZER if optimizes else rest
 
     def _close_found(self) -> None:
-        """The step that ended with the newest optimizer step is whole."""
+        """Close the step that ended with the newest optimizer step."""
         if self._ended is not None:
             self._close_ended()
             self._optimizer_steps = 0

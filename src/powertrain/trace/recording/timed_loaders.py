@@ -16,28 +16,30 @@ from powertrain.trace.recording.marks import IGNORED
 from powertrain.trace.recording.phases import H2D
 from powertrain.trace.recording.recorder import Recorder
 
-#: Of DDP's parameters, those whose gradients come last: when the last of them is there, all are.
+#: Number of DDP parameters with the latest gradients: when the last of these is ready, all are.
 _LAST_GRADIENTS = 4
 
 
 class MakingTimes:
-    """How long a loader's processes make batches. They add it up in memory that they share with the one that reads.
+    """Times of making batches in loader workers, summed in memory shared with the reading process.
 
-    Only processes that are forked from this one know of it; of others nothing is known.
+    Only processes forked from this one report times; those of other processes are unknown.
     """
 
-    #: In a process that is forked here, the one to add to.
+    #: In a forked loader worker, the times to add to.
     mine: MakingTimes | None = None
 
     def __init__(self, processes: int) -> None:
-        #: Seconds and batches of the first process, of the second, and so on.
+        #: Seconds and batches of the first worker, of the second, and so on.
         self._sums = memoryview(mmap.mmap(-1, 16 * processes)).cast("d")
         self._seconds = self._count = self._mean = 0.0
 
     @contextlib.contextmanager
     def of_children(self) -> Iterator[None]:
-        """Processes that are forked within are the loader's, and say how long they make batches. This one does not: it
-        may have other loaders, and need not ask itself with each of their batches whether it does."""
+        """Make loader workers forked within the block report the time of making batches.
+
+        The current process does not report: it may have other loaders, and needs no check for each of their batches.
+        """
         from torch.utils.data._utils import fetch
 
         fetchers: list[Any] = [fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher]
@@ -53,12 +55,12 @@ class MakingTimes:
                 fetcher.fetch = method
 
     def add(self, process: int, seconds: float) -> None:
-        """It has made a batch. In that process."""
+        """Add a batch. Called in the loader worker."""
         self._sums[2 * process] += seconds
         self._sums[2 * process + 1] += 1.0
 
     def newest(self) -> float:
-        """Seconds in which one of the newest batches was made; 0 where that is not known."""
+        """Return the seconds for one of the newest batches; 0 if not known."""
         sums = self._sums.tolist()
         seconds, count = sum(sums[::2]), sum(sums[1::2])
         if count > self._count:
@@ -68,7 +70,7 @@ class MakingTimes:
 
 
 def _telling_how_long(fetch: Callable[..., Any]) -> Callable[..., Any]:
-    """``fetch``, which makes a batch; in a loader's process it says how long that took."""
+    """Return ``fetch``, which makes a batch, with its time reported in a loader worker."""
     from torch.utils.data import get_worker_info
 
     @functools.wraps(fetch)
@@ -86,8 +88,10 @@ def _telling_how_long(fetch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OfInstances:
-    """A method that is replaced for instances only: tables that are keyed by ``torch.Tensor.to``, as subclasses of
-    tensors have them, find the same as ever."""
+    """A method replaced for instances only.
+
+    Tables keyed by ``torch.Tensor.to``, which tensor subclasses have, still find the original.
+    """
 
     __slots__ = ("_method", "_plain")
 
@@ -99,7 +103,7 @@ class OfInstances:
 
 
 def copied(recorder: Recorder, tensor: Any, how: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """``how(tensor, …)``, its time counted as a copy to a device, the memory it comes from noted."""
+    """Call ``how(tensor, …)`` as a copy to a device, and note whether the source memory is pinned."""
     depth = recorder.enter(H2D)
     try:
         if depth != IGNORED and tensor.nbytes >= SMALL_COPY and not tensor.is_pinned():
@@ -110,9 +114,9 @@ def copied(recorder: Recorder, tensor: Any, how: Callable[..., Any], args: Any, 
 
 
 class Exchange:
-    """Says when all gradients of a DDP model are there, so that the rest of its backward pass is waiting.
+    """Detect when all gradients of a DDP model are ready, so that the rest of its backward pass is waiting.
 
-    The order in which they come is learned in the first pass; from then on only the last few have hooks.
+    The order of gradients is learned in the first pass; from then on only the last few parameters have hooks.
     """
 
     def __init__(self, model: Any, recorder: Recorder) -> None:
@@ -132,7 +136,7 @@ class Exchange:
         self._recorder.gradients_are_there()
 
     def learn(self) -> None:
-        """A backward pass is over."""
+        """Learn the order of gradients after a backward pass."""
         if not self._is_learning or not self._came:
             return
         self._is_learning = False

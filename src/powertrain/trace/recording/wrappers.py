@@ -1,7 +1,6 @@
 """Wrappers for training loops that mark phases. They work in a worker and elsewhere, patched or not.
 
-Two that see the same moment count it once, so none of them needs to know what else is there. Loads torch when it is
-needed, never before.
+Time observed by two wrappers is counted once, so they can be combined freely. Loads torch only when it is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Thing = TypeVar("Thing")
 
 
 class _MarkedStep:
-    """One step, or every call of a function as one."""
+    """Context manager for one step, or decorator for a function that makes one."""
 
     __slots__ = ("_model", "_recorder")
 
@@ -112,13 +111,13 @@ class _TimedIterator:
         return installed.seconds_of_newest(self._batches) if installed is not None else 0.0
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_batches":  # asked by copy and pickle before anything is there
+        if name == "_batches":  # accessed by copy and pickle before initialization
             raise AttributeError(name)
         return getattr(self._batches, name)
 
 
 class _TimedIterable:
-    """A loader whose iterators are timed; everything else is the loader's own."""
+    """A loader with timed iterators; all other attributes are the loader's own."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -136,7 +135,7 @@ class _TimedIterable:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # asked by copy and pickle before anything is there
+        if name == "_loader":  # accessed by copy and pickle before initialization
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -168,10 +167,10 @@ def wrap_dataloader_fetch(iterable: Any) -> Any:
 
 
 class _TimedForward:
-    """Stands as ``forward`` in one model. A copy of the model gets one of its own."""
+    """A timed ``forward`` of one model. A copy of the model gets its own."""
 
     def __init__(self, model: Any, own: Callable[..., Any] | None) -> None:
-        """``own`` is a ``forward`` that the model has itself, instead of its class's."""
+        """Create a timed forward. ``own`` is the model's own ``forward``, set on the instance instead of its class."""
         self._model, self._own = weakref.ref(model), own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -223,7 +222,7 @@ def wrap_forward(model: Thing) -> Thing:
 
 
 class _TimedLoss:
-    """A loss whose ``backward`` is timed; everything else is the loss's own."""
+    """A loss with a timed ``backward``; all other attributes are the loss's own."""
 
     def __init__(self, loss: Any) -> None:
         self._loss = loss
@@ -233,7 +232,7 @@ class _TimedLoss:
             return self._loss.backward(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loss":  # asked by copy and pickle before anything is there
+        if name == "_loss":  # accessed by copy and pickle before initialization
             raise AttributeError(name)
         return getattr(self._loss, name)
 
@@ -283,7 +282,7 @@ def wrap_optimizer(optimizer: Thing) -> Thing:
     from torch.optim import Optimizer
 
     if isinstance(optimizer, Optimizer) and not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        # One that only looks like torch's, as Accelerate's: it steps another, or leaves that out to accumulate.
+        # An optimizer wrapper such as Accelerate's: it steps another optimizer, or skips steps to accumulate.
         wrap_optimizer(getattr(optimizer, "optimizer", None))
         return optimizer
     if isinstance(optimizer, Optimizer):
@@ -301,7 +300,7 @@ def wrap_optimizer(optimizer: Thing) -> Thing:
 
 
 class _TimedStep:
-    """Stands as ``step`` in something that steps as optimizers do, and is none of torch's."""
+    """A timed ``step`` of an optimizer that is not torch's."""
 
     def __init__(self, optimizer: Any, plain: Callable[..., Any]) -> None:
         self._optimizer, self._plain = weakref.ref(optimizer), plain
@@ -332,7 +331,7 @@ def _are_optimizers_patched() -> bool:
 
 
 class _TimedCopy:
-    """Something whose ``to`` is timed; everything else is its own."""
+    """An object with a timed ``to``; all other attributes are its own."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
@@ -349,7 +348,7 @@ class _TimedCopy:
             return thing.to(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_thing":  # asked by copy and pickle before anything is there
+        if name == "_thing":  # accessed by copy and pickle before initialization
             raise AttributeError(name)
         return getattr(self._thing, name)
 
@@ -367,7 +366,7 @@ class _TimedCopy:
 
 
 def wrap_h2d(thing: Any) -> Any:
-    """A tensor or batch whose ``to`` counts as a copy to a device; what ``to`` returns is the thing itself there."""
+    """Return a tensor or batch whose ``to`` counts as a copy to a device; ``to`` returns the unwrapped copy."""
     if not callable(getattr(thing, "to", None)):
         raise _wrong("wrap_h2d", thing, "something with a to method")
     return _TimedCopy(thing)

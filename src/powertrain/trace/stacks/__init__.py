@@ -1,1 +1,1 @@
-"""Stacks of a process, and where its loop is."""
+"""Stacks of a process, and the location of its training loop."""

@@ -1,6 +1,6 @@
 """Classification of frames, to locate a rank in the user's own code.
 
-Which files are this package's or installed is :mod:`powertrain.text.tracebacks`'s to say.
+:mod:`powertrain.text.tracebacks` determines which files belong to this package or to installed ones.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from powertrain.wire.values import Frame, ProcessStack, Where
 #: (file, line, function) of one frame.
 Line = tuple[str, int, str]
 
-#: Calls the user's function. Outer frames belong to the launcher of the rank.
+#: The function that calls the user's function. Outer frames belong to the launcher of the rank.
 _LAUNCHER = f"worker{os.sep}main.py"
 #: Parts of torch.distributed that enclose whole computations; where they communicate, they call the other parts.
 _ENCLOSING = ("fsdp", "checkpoint", "elastic", "pipelining", "optim", "tensor", "algorithms", "launcher")
-#: Debuggers of editors lie wherever the editor keeps them; those of others are installed.
+#: Directories of editors' debuggers; other debuggers are installed packages.
 _DEBUGGERS = frozenset({"debugpy", "_pydevd_bundle", "pydevd.py"})
 _INSTALLED_DEBUGGERS = frozenset({"pdb.py", "bdb.py", "ipdb", "pudb"})
-#: Functions that only pass a call on, and would say nothing as the name of it.
+#: Functions that only forward a call, and are not meaningful as its name.
 _PASS_ON = frozenset(
     {"wrapper", "wrapped", "inner", "_fn", "decorate_context", "_wrapped_call_impl", "_call_impl", "<lambda>"}
 )
@@ -66,7 +66,7 @@ def is_users(file: str) -> bool:
 
 
 def lines_of(innermost: FrameType | None) -> Iterator[Line]:
-    """The frames of a thread, the innermost first."""
+    """Return the frames of a thread, innermost first."""
     frame = innermost
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name
@@ -74,12 +74,12 @@ def lines_of(innermost: FrameType | None) -> Iterator[Line]:
 
 
 def source(file: str, line: int) -> str:
-    """The text of a line, "" where it is not known."""
+    """Return the source text of a line; "" if it is not known."""
     return linecache.getline(file, line).strip() if line > 0 else ""
 
 
 def as_frame(line: Line) -> Frame:
-    """The line for other people to read, with its text; characters that cannot be sent are written out."""
+    """Return a frame with its source text; characters that cannot be encoded are escaped."""
     file, number, function = line
     return Frame(
         file=_sendable(file),
@@ -96,8 +96,8 @@ def _sendable(text: str) -> str:
 def where(lines: Iterable[Line], averages_gradients: bool) -> Where | None:
     """Return the location of a thread: the user's innermost frame and its wait. ``lines`` has the innermost first.
 
-    Where no frame is the user's, the outermost of a library stands for it. ``averages_gradients`` says that a backward
-    pass waits for the other ranks. ``None`` for no frame at all.
+    Without a user's frame, the outermost library frame is used. ``averages_gradients`` tells that a backward pass waits
+    for other ranks. ``None`` for no frames.
     """
     within: list[Line] = []
     for line in lines:
@@ -135,7 +135,7 @@ _BACKWARD = frozenset({"_engine_run_backward", "backward"})
 
 
 def _call(within: list[Line], inside: str) -> str:
-    """The function that the user's frame has called, those that only pass a call on left out."""
+    """Return the function called by the user's frame, skipping functions that only forward a call."""
     for line in reversed(within):
         if _name(line) not in _PASS_ON and (inside == "run" or not line[0].startswith(OURS)):
             return _name(line)
@@ -173,5 +173,5 @@ def averages_gradients() -> bool:
         return (
             distributed is not None and distributed.is_initialized() and int(distributed.get_world_size()) > 1
         )
-    except Exception:  # it is being imported, set up or taken down in another thread at this moment
+    except Exception:  # torch is being imported, set up or shut down in another thread
         return False

@@ -1,13 +1,13 @@
-"""Every thread's stack, on demand: of this process, of those it has started, of any other on this machine.
+"""Stacks of all threads, on demand: of this process, of its children, of any other process on this machine.
 
-A responsive process reads its own stacks (:func:`own_stacks`). Of one that cannot, because its interpreter lock is
-held in C or its thread is blocked, the stacks come from outside (:func:`stacks_of`): from py-spy where that is
-installed, else by a signal. A rank is *armed* for that signal: a handler written in C, which needs no interpreter,
-appends all stacks to a file. Processes that the rank forks, such as a DataLoader's workers, inherit both.
+A responsive process reads its own stacks (:func:`own_stacks`). If a process cannot, because its interpreter lock is
+held in C or its thread is blocked, its stacks are read from outside (:func:`stacks_of`): by py-spy if it is installed,
+else by a signal. A rank is *armed* for that signal: a handler written in C, which needs no interpreter, appends all
+stacks to a file. Processes that the rank forks, such as a DataLoader's workers, inherit both.
 
-The signal would end a process that has no handler for it, so it is sent only to one that has, and that holds the file
-open. It goes to a thread of which no harm can come: one that runs, else one that is not the main thread, because a
-system call that sleeps may return early when a signal arrives.
+The signal would end a process without a handler, so it is sent only to a process that has one and holds the file open.
+It is sent to a thread that it cannot harm: one that runs, else one that is not the main thread, because a sleeping
+system call may return early when a signal arrives.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from powertrain.wire.values import Frame, ProcessStack, ThreadStack, Where
 
 #: The signal that requests stacks; 0 if the platform has none to spare.
 SIGNAL = int(signal.SIGRTMIN) + 11 if hasattr(signal, "SIGRTMIN") else 0
-#: Frames of one thread that are kept, the innermost: an endless recursion has thousands.
+#: Maximum number of frames kept per thread, the innermost: an endless recursion has thousands.
 _DEPTH = 200
-#: Seconds for one process to write its stacks; for all descendants of a rank; for whoever reads the file before us.
+#: Timeouts for one process to write its stacks; for all descendants of a rank; for another reader of the file.
 _ANSWER_WITHIN = 0.3
 _CHILDREN_WITHIN = 2.0
 _TURN_WITHIN = 3.0
@@ -50,7 +50,7 @@ _TURN_WITHIN = 3.0
 _LOOK_EVERY = 0.002
 #: A younger process may be about to become another program, which would not survive the signal.
 _OLD_ENOUGH = 0.5
-#: Seconds for py-spy: to read C frames, for which it stops the process; and only Python's, for which it does not.
+#: Timeouts for py-spy: to read C frames, for which it stops the process; and only Python's, for which it does not.
 _NATIVE_WITHIN = 2.0
 _PYTHON_WITHIN = 1.0
 _STANDARD_ERROR = 2
@@ -72,7 +72,7 @@ _rank_thread = 0
 
 
 def arm(path: str) -> None:
-    """Answer :data:`SIGNAL` from now on by appending all stacks to ``path``, here and in processes forked from here.
+    """Handle :data:`SIGNAL` by appending all stacks to ``path``, here and in processes forked from here.
 
     Called in the thread that runs the user's function. An existing handler of other code stays, and then
     nothing is written. A crash in native code leaves a Python traceback on standard error from now on.
@@ -85,7 +85,7 @@ def arm(path: str) -> None:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by disarm)
-    except OSError:  # a full disk costs the stacks, never the training
+    except OSError:  # a full disk loses the stacks, never the training
         return
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
     _armed = _Armed(path, file, _report_crashes())
@@ -104,7 +104,7 @@ def _report_crashes() -> bool:
 
 
 def disarm() -> None:
-    """Undo :func:`arm`. Again is fine."""
+    """Undo :func:`arm`. Idempotent."""
     global _armed, _rank_thread
     _rank_thread = 0
     if _armed is None:
@@ -122,7 +122,7 @@ def dump_path() -> str:
 
 
 def _current_frames() -> dict[int, FrameType]:
-    """The innermost frame of each thread.
+    """Return the innermost frame of each thread.
 
     Without garbage collection: the interpreter holds a lock over its threads meanwhile, and a finaliser that lets
     another thread run, which starts a third, would end in a deadlock of all (CPython issue 106883, seen with 3.11.7).
@@ -137,7 +137,7 @@ def _current_frames() -> dict[int, FrameType]:
 
 
 def main_frame() -> FrameType | None:
-    """The innermost frame of the thread that runs the user's function. Any thread."""
+    """Return the innermost frame of the thread that runs the user's function. Any thread."""
     return _current_frames().get(_main_thread())
 
 
@@ -171,7 +171,7 @@ def own_stacks() -> list[ThreadStack]:
 
 
 def own_process(title: str) -> ProcessStack:
-    """This process, as it sees itself."""
+    """Return this process with its own stacks."""
     pid = os.getpid()
     return ProcessStack(pid=pid, title=title, state=processes.state(pid), threads=own_stacks())
 
@@ -245,7 +245,7 @@ def _by_signal(pid: int, state: str, dump: str) -> tuple[list[ThreadStack], str]
 
 
 def _why_not_to_ask(pid: int, state: str, dump: str) -> str:
-    """Why the signal would not be answered, or would do harm; "" when it can be sent."""
+    """Return the reason not to send the signal: no reply, or harm; "" if it can be sent."""
     if state in processes.CANNOT_ANSWER:
         return f"Its state is {state!r}, in which the stacks of a process cannot be read."
     if not dump or not processes.has_open(pid, dump) or not processes.catches(pid, SIGNAL):
@@ -277,7 +277,7 @@ def _reading(dump: str) -> Iterator[BinaryIO]:
 
 
 def _ask(pid: int) -> list[int]:
-    """Send the signal to the thread that is disturbed least; returns the threads of which one will take it."""
+    """Send the signal to the thread that is disturbed least; return the threads of which one will handle it."""
     willing = [thread for thread in processes.threads(pid) if not processes.blocks(pid, thread, SIGNAL)]
     if not willing:
         return []
@@ -294,9 +294,9 @@ def _ask(pid: int) -> list[int]:
 
 
 def _await_answer(pid: int, asked: list[int], file: BinaryIO, before: int) -> bool:
-    """Wait until the process has written and is out of its handler again; False when that does not happen in time.
+    """Wait until the process has written and left its handler; return False on timeout.
 
-    While a handler runs, its signal is held off in its thread: so the end of the text is known, not guessed.
+    While a handler runs, its signal is blocked in its thread: so the end of the text is known, not guessed.
     """
     deadline = time.monotonic() + _ANSWER_WITHIN
     while time.monotonic() < deadline:
@@ -316,10 +316,10 @@ _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
 def parse_dump(text: str) -> list[ThreadStack]:
-    """One process's text from ``faulthandler`` as stacks, the main one first.
+    """Parse one process's ``faulthandler`` text into stacks, the main one first.
 
-    The text lists the newest thread first, so the last is the one that the process began with; where it ends in "..."
-    there are more threads than it lists, and the main one is not among them.
+    The text lists the newest thread first, so the last is the initial thread; if the text ends in "..." it is
+    truncated, and the main thread is missing.
     """
     stacks: list[tuple[str, list[Frame]]] = []
     complete = True
@@ -348,7 +348,7 @@ def _parsed_frame(file: str, line: str, function: str) -> Frame:
 
 
 def _unescaped(text: str) -> str:
-    """faulthandler writes ASCII only, and all other characters by their number."""
+    """Decode the escapes of faulthandler, which writes ASCII only."""
     return _ESCAPED.sub(lambda found: chr(int(found[1] or found[2] or found[3], 16)), text)
 
 
@@ -357,14 +357,14 @@ def _unescaped(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def py_spy() -> str:
-    """The path of py-spy, on the search path or beside this interpreter; "" where it is not installed."""
+    """Return the path of py-spy, on the search path or beside this interpreter; "" if it is not installed."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     return shutil.which("py-spy") or (beside if os.access(beside, os.X_OK) else "")
 
 
 def _by_py_spy(pid: int, native: bool) -> list[ThreadStack]:
-    """The stacks as py-spy reads them from the process's memory, C frames included where ``native``; none where it is
-    not installed, may not look, or takes too long."""
+    """Return the stacks read by py-spy, with C frames if ``native``; none if it is not installed, not permitted, or too
+    slow."""
     if not py_spy():
         return []
     ways = [("--native", _NATIVE_WITHIN)] if native else []
@@ -390,19 +390,19 @@ def _parse_py_spy(threads: list[dict[str, Any]], pid: int) -> list[ThreadStack]:
 
 
 def _py_spy_frame(frame: dict[str, Any]) -> Frame:
-    """A frame of C has the library as its file, and no line."""
+    """Parse a frame; a C frame has the library as its file, and no line."""
     line = 0 if frame.get("module") else int(frame["line"])
     return frames.as_frame((frame.get("module") or frame["filename"], line, frame["name"]))
 
 
-# --------------------------------------------------------------------------- for people
+# --------------------------------------------------------------------------- formatting
 
 
 _RANKS_LIFE = os.path.join(frames.OURS, "worker", "main.py")
 
 
 def text(looked_at: Sequence[ProcessStack]) -> str:
-    """A page to read: each process, each of its threads, the innermost frame first."""
+    """Format stacks as text: each process, each of its threads, innermost frame first."""
     return "\n".join(_process_text(process) for process in looked_at)
 
 

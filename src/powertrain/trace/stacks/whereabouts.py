@@ -8,12 +8,12 @@ from collections import Counter
 from powertrain.trace.stacks import stacks
 from powertrain.wire.values import Where
 
-#: Places remembered for a phase; those seen once and never again go first.
+#: Maximum number of places per phase; places seen only once are dropped first.
 _MOST = 200
 
 
 class PlaceCounts:
-    """Counts the places at which the training thread was found. One thread only."""
+    """Count the places at which the training thread was sampled. One thread only."""
 
     def __init__(self) -> None:
         self._found: dict[str, Counter[str]] = {}
@@ -23,14 +23,16 @@ class PlaceCounts:
         self._told: dict[str, str] = {}
 
     def look(self, phase: str, steps: int) -> None:
-        """Note where the training thread is at this moment; its time belongs to ``phase`` now, and it has made so many
-        steps. Before the first and after the last of them nothing counts."""
+        """Sample the training thread's location, with its current ``phase`` and number of steps.
+
+        Samples before the first and after the last step do not count.
+        """
         where = stacks.own_where(stacks.main_frame())
         if where is not None:
             self.note(phase, in_words(where), steps)
 
     def note(self, phase: str, place: str, steps: int) -> None:
-        """It was found there."""
+        """Count one sample at a place."""
         if steps > self._steps:
             self._steps = steps
             for seen in self._since:
@@ -46,8 +48,7 @@ class PlaceCounts:
             self._found[phase] = Counter(dict(places.most_common(_MOST // 2)))
 
     def news(self) -> dict[str, str]:
-        """For each phase the place most often seen in it, if any of them has changed since it was last asked for;
-        nothing otherwise."""
+        """Return the most frequent place of each phase if any has changed since the last call; else nothing."""
         now = {phase: places.most_common(1)[0][0] for phase, places in self._found.items()}
         if now == self._told:
             return {}
@@ -56,7 +57,7 @@ class PlaceCounts:
 
 
 def in_words(where: Where) -> str:
-    """ "train.py:31 in evaluate", with what it has called, if that is a library's."""
+    """Format a place as "train.py:31 in evaluate", with the library function it has called, if any."""
     frame = where.frame
     place = f"{os.path.basename(frame.file)}:{frame.line} in {frame.function}"
     return f"{place}, which calls {where.call}" if where.call else place

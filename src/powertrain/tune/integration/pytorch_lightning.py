@@ -47,12 +47,12 @@ _BASES = _load_bases()
 _HOOKS = frozenset(
     name for base in _BASES for name in dir(base) if name.startswith("on_") and callable(getattr(base, name))
 )
-#: The base of the callbacks, made here because which packages are loaded decides what it is derived from.
+#: The base class of the callbacks, created here because it depends on the loaded packages.
 _LightningCallback: Any = type("_LightningCallback", _BASES, {"__module__": __name__})
 
 
 class TuneCallback(_LightningCallback):  # type: ignore[misc]
-    """Base class of callbacks that do something at chosen hooks. Subclasses define ``_handle``.
+    """Base class of callbacks that act at chosen hooks. Subclasses define ``_handle``.
 
     Args:
         on: Names of hooks of Lightning's callbacks without "on_", such as "validation_end" or "train_epoch_end".
@@ -69,7 +69,7 @@ class TuneCallback(_LightningCallback):  # type: ignore[misc]
                 )
         self._on = [f"on_{hook}" for hook in chosen]
         for name in self._on:
-            # On the object: hooks that were not chosen cost nothing, and those of a subclass stay.
+            # Set on the instance: hooks that were not chosen cost nothing, and those of a subclass stay.
             setattr(self, name, self._called)
 
     def _called(self, trainer: Any, pl_module: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -142,7 +142,7 @@ class TuneReportCheckpointCallback(TuneCallback):
 
 
 class TuneReportCallback(TuneReportCheckpointCallback):
-    """Reports logged metrics at chosen hooks, without checkpoints.
+    """Report logged metrics at chosen hooks, without checkpoints.
 
     Args:
         metrics: As for :class:`TuneReportCheckpointCallback`.

@@ -1,4 +1,4 @@
-"""Passes the reports of a trainer that a trial's function runs on to the sweep.
+"""Forward the reports of a trainer that runs inside a trial's function to the sweep.
 
 Named as in Ray Tune, where a trainer is tuned by running it in a function. Here ``Tuner(trainer)`` does it directly.
 """
@@ -15,14 +15,14 @@ from powertrain.worker.progress import StopRun
 if TYPE_CHECKING:
     from powertrain.run.callbacks import RunContext
 
-#: The entry of a report that names the checkpoint which the inner run has committed with it.
+#: Report entry with the path of the checkpoint that the inner run committed.
 CHECKPOINT_PATH_KEY = "checkpoint_path"
 
 
 class TuneReportCallback(UserCallback):
-    """Reports to the sweep what rank 0 of an inner trainer reports.
+    """Forward the reports of an inner trainer's rank 0 to the sweep.
 
-    Make it in the function that the Tuner runs, and pass it to the inner trainer with
+    Create it in the function that the Tuner runs, and pass it to the inner trainer with
     ``RunConfig(callbacks=[TuneReportCallback()])``. Checkpoints stay where the inner run commits them: the report has
     their path as "checkpoint_path".
 
@@ -51,7 +51,7 @@ class TuneReportCallback(UserCallback):
 
         Args:
             run_context: The inner run.
-            metrics: What each rank has reported.
+            metrics: The report of each rank.
             checkpoint: The checkpoint that was committed with it.
         """
         if self._is_stopped:
@@ -63,6 +63,6 @@ class TuneReportCallback(UserCallback):
             context.report(own)
         except (
             StopRun
-        ) as stop:  # the sweep stops this trial here; the function goes on behind the inner fit()
+        ) as stop:  # the sweep stops this trial here; the function continues after the inner fit()
             self._is_stopped = True
             run_context.end_early(str(stop))

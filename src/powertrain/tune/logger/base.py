@@ -57,7 +57,7 @@ class LoggerCallback(Callback):
         """Handle a report.
 
         Args:
-            iteration: How many rounds of work the sweep has done.
+            iteration: Number of rounds so far.
             trial: The trial that reported.
             result: Its metrics, with "training_iteration", "time_total_s", "trial_id" and "config".
         """
@@ -98,7 +98,7 @@ class LoggerCallback(Callback):
 
 
 class FileLogger(LoggerCallback):
-    """A logger that writes into the directories of trials, as far as these are on this machine."""
+    """A logger that writes to the directories of trials that are on this machine."""
 
     def __init__(self) -> None:
         self._is_absence_said = False
@@ -109,10 +109,10 @@ class FileLogger(LoggerCallback):
         None for a trial on another file system, with one warning.
         """
         if not trial.path:
-            return None  # it has not been placed anywhere
+            return None  # it has no directory yet
         is_address = trial.path.startswith(("file:///", "file://localhost/"))
         directory = Path(unquote(urlsplit(trial.path).path) if is_address else trial.path)
-        # The sweep's directory is there. If not, the path is one of a file system that the user gave.
+        # The sweep's directory exists. If not, the path is on a file system that the user passed.
         if not directory.is_absolute() or not directory.parent.is_dir():
             self._say_absence(trial.path)
             return None
@@ -120,7 +120,7 @@ class FileLogger(LoggerCallback):
         return directory
 
     def remove_earlier(self, trial: Trial, pattern: str) -> None:
-        """Remove files of a trial that begins at its first iteration: what they hold is of a start that failed.
+        """Remove files that a failed earlier start left, for a trial that begins at its first iteration.
 
         Args:
             trial: The trial.
@@ -169,7 +169,7 @@ def as_json(value: Any, indent: int | None = None) -> str:
 
 
 def _with_text_keys(value: Any) -> Any:
-    """The same value with dicts whose keys JSON can take."""
+    """Return the same value with dict keys that JSON accepts."""
     if isinstance(value, Mapping):
         return {
             key if isinstance(key, str) else str(key): _with_text_keys(item) for key, item in value.items()

@@ -32,7 +32,7 @@ class _Sheet:
             self.last = max((int(number) for number in written if number.isdecimal()), default=0)
 
     def append(self, values: dict[str, Any]) -> None:
-        """Write a row, after the header where the file is new."""
+        """Write a row, after the header if the file is new."""
         text = io.StringIO(newline="")
         writer = csv.DictWriter(
             text, self.columns or list(values), extrasaction="ignore", lineterminator="\n"
@@ -46,7 +46,7 @@ class _Sheet:
 
 
 class CSVLoggerCallback(FileLogger):
-    """Writes the reports of each trial to ``progress.csv`` in its directory, nested metrics as "a/b".
+    """Write the reports of each trial to ``progress.csv`` in its directory, nested metrics as "a/b".
 
     The first report determines the columns; metrics that appear later are left out, with one warning. After a restart
     the file is continued.

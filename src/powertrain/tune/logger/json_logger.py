@@ -30,7 +30,7 @@ class JsonLoggerCallback(FileLogger):
 
     def __init__(self) -> None:
         super().__init__()
-        #: By trial its file, and the newest iteration in it.
+        #: The file of each trial, and the newest iteration in it.
         self._files: dict[str, Path] = {}
         self._last: dict[str, int] = {}
 
@@ -89,12 +89,12 @@ def _newest_iteration(path: Path) -> int:
         try:
             newest = max(newest, int(json.loads(line)["training_iteration"]))
         except (ValueError, TypeError, KeyError):
-            continue  # a line of other content than ours
+            continue  # a line with unknown content
     return newest
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that it is never seen half written."""
+    """Replace a file atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(content)
     draft.replace(path)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 logger = module_logger(__name__)
 
-#: Packages with a ``SummaryWriter``, the lighter one first, and what each needs to be installed.
+#: Packages with a ``SummaryWriter``, the lighter one first, and the packages to install for each.
 _WRITERS = {"tensorboardX": "tensorboardX", "torch.utils.tensorboard": "tensorboard"}
-#: Entries of a report that no chart is made of.
+#: Entries of a report without a chart.
 _NOT_CHARTED = frozenset(
     {
         "config",
@@ -37,9 +37,9 @@ _NOT_CHARTED = frozenset(
         "hostname",
     }
 )
-#: What the names of charts begin with in Ray Tune, so that boards show old and new trials side by side.
+#: Prefix of chart names in Ray Tune, so that boards show old and new trials side by side.
 _PREFIX = "ray/tune/"
-#: The end of the names of event files, which tells them from those that a training function writes beside them.
+#: Suffix of event files, which distinguishes them from those that a training function writes.
 _SUFFIX = ".powertrain-tune"
 
 
@@ -92,7 +92,7 @@ class TBXLoggerCallback(FileLogger):
             if name not in _NOT_CHARTED and not math.isnan(value)
         }
         try:
-            # After a restart the file may have been closed before the trial was known to have ended.
+            # After a restart, the file may have been closed before the end of the trial was recorded.
             has_writer = trial.trial_id in self._writers
             if trial.evaluated_params and numbers and (has_writer or self._open(trial)):
                 self._write_hparams(self._writers[trial.trial_id], trial.evaluated_params, numbers)
@@ -111,7 +111,7 @@ class TBXLoggerCallback(FileLogger):
             writer.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Writers have threads; another process makes its own, and finds in the files how far these have come.
+        # Writers have threads; another process creates its own, and reads the newest step from the files.
         return {**vars(self), "_writers": {}}
 
     def _open(self, trial: Trial) -> bool:
@@ -120,7 +120,7 @@ class TBXLoggerCallback(FileLogger):
             return False
         earlier = list(directory.glob(f"*{_SUFFIX}"))
         self._last_step[trial.trial_id] = max(map(_newest_step, earlier), default=0)
-        # Numbered: their names tell only seconds apart, and a writer replaces a file of the same name.
+        # Numbered: file names have a resolution of one second, and a writer replaces a file of the same name.
         self._writers[trial.trial_id] = importlib.import_module(self._module_name).SummaryWriter(
             str(directory), flush_secs=30, filename_suffix=f".{len(earlier)}{_SUFFIX}"
         )
@@ -144,7 +144,7 @@ class TBXLoggerCallback(FileLogger):
                 import numpy as np
 
                 writer.add_histogram(tag, np.asarray(value, dtype=float), global_step=step)
-        except Exception as error:  # text in a list, a shape that is no image
+        except Exception as error:  # text in a list, or a shape that is not an image
             self._say_once(tag, f"The metric {tag!r} has no chart in TensorBoard: {describe_error(error)}")
 
     def _write_hparams(self, writer: Any, drawn: dict[str, Any], numbers: dict[str, float]) -> None:
@@ -180,12 +180,12 @@ def _find_writer_module() -> str:
 
 
 def _newest_step(path: Path) -> int:
-    """The greatest step in an event file; what a process that died left of a last record is passed over."""
+    """Return the greatest step in an event file; a truncated last record is skipped."""
     return max(map(_step_of, _records(path)), default=0)
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """The records of a TFRecord file: length (8 bytes), its checksum (4), the content, its checksum (4)."""
+    """Yield the records of a TFRecord file: length (8 bytes), its checksum (4), the content, its checksum (4)."""
     size = path.stat().st_size
     with path.open("rb") as file:
         while len(head := file.read(12)) == 12:
@@ -197,7 +197,7 @@ def _records(path: Path) -> Iterator[bytes]:
 
 
 def _step_of(event: bytes) -> int:
-    """The step of an event, which is a protocol buffer: field 1 the time (8 bytes), field 2 the step (a varint)."""
+    """Return the step of an event, a protocol buffer: field 1 is the time (8 bytes), field 2 the step (a varint)."""
     place = 9 if event[:1] == b"\x09" else 0
     if event[place : place + 1] != b"\x10":
         return 0

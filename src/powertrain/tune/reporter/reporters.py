@@ -1,6 +1,6 @@
 """Progress of a sweep for a terminal or a notebook: ``RunConfig(progress_reporter=...)``.
 
-Reporters decide when and where :func:`~powertrain.tune.reporter.table.summary_line` and
+Reporters determine when and where :func:`~powertrain.tune.reporter.table.summary_line` and
 :func:`~powertrain.tune.reporter.table.trial_table` are shown.
 """
 
@@ -42,11 +42,11 @@ class ProgressReporter:
         """Prepare for a sweep.
 
         Args:
-            start_time: When it began (``time.time()``).
-            total_samples: How many trials there will be, where that is known.
+            start_time: Start time (``time.time()``).
+            total_samples: Total number of trials, if known.
             metric: The metric of ``TuneConfig``.
             mode: The mode of ``TuneConfig``.
-            **kwargs: More in later versions.
+            **kwargs: Reserved for later versions.
         """
 
     def should_report(self, trials: list[Trial], done: bool = False) -> bool:
@@ -73,14 +73,14 @@ class TuneReporterBase(ProgressReporter):
     """Common base of the reporters for terminals and notebooks.
 
     Args:
-        metric_columns: Metrics to show, or a dict of what each is shown as. By default ``metric`` and the first others.
-        parameter_columns: Parameters to show, or a dict of what each is shown as. By default those that were drawn.
-        total_samples: How many trials there will be, where that is known.
+        metric_columns: Metrics to show, or a dict of their titles. By default ``metric`` and the first others.
+        parameter_columns: Parameters to show, or a dict of their titles. By default those that were drawn.
+        total_samples: Total number of trials, if known.
         max_progress_rows: Trials in the table; the last table has all.
         max_error_rows: Trials in the table of failures; the last table has all.
         max_column_length: Characters after which values and titles are shortened.
-        max_report_frequency: Seconds between two reports, at least.
-        infer_limit: How many metrics are shown where ``metric_columns`` does not name them.
+        max_report_frequency: Minimum seconds between two reports.
+        infer_limit: Number of metrics to show if ``metric_columns`` is not given.
         print_intermediate_tables: False shows the tables at the end only, and the summary line before.
         metric: The metric to compare; by default that of ``TuneConfig``.
         mode: "max" or "min".
@@ -134,10 +134,10 @@ class TuneReporterBase(ProgressReporter):
         self.set_search_properties(metric, mode)
 
     def set_search_properties(self, metric: str | None, mode: str | None) -> bool:
-        """Take metric and mode of ``TuneConfig``.
+        """Set metric and mode from ``TuneConfig``.
 
         Raises:
-            ConfigError: The reporter was made with others.
+            ConfigError: The reporter was created with others.
         """
         for name, own, given in (("metric", self._metric, metric), ("mode", self._mode, mode)):
             if own is not None and given is not None and own != given:
@@ -148,11 +148,11 @@ class TuneReporterBase(ProgressReporter):
         return True
 
     def set_total_samples(self, total_samples: int | None) -> None:
-        """Take how many trials there will be."""
+        """Set the total number of trials."""
         self._total_samples = total_samples
 
     def set_start_time(self, timestamp: float | None = None) -> None:
-        """Take when the sweep began (``time.time()``); None for now."""
+        """Set the start time of the sweep (``time.time()``); None for now."""
         self._start_time = time.time() if timestamp is None else timestamp
 
     def should_report(self, trials: list[Trial], done: bool = False) -> bool:
@@ -168,7 +168,7 @@ class TuneReporterBase(ProgressReporter):
 
         Args:
             metric: Its name.
-            representation: What it is shown as; only where the columns were given as a dict, or not at all.
+            representation: Its title; only if the columns were given as a dict, or not at all.
 
         Raises:
             ConfigError: It is shown already, or cannot be shown under another name.
@@ -240,17 +240,17 @@ class CLIReporter(TuneReporterBase):
         """Print the progress."""
         from rich.console import Console
 
-        # A new one each time: standard output may have been replaced, and the terminal resized.
+        # Created each time: standard output may have been replaced, and the terminal resized.
         console = Console(file=sys.stdout)
         for shown in self.renderables(trials, done, *sys_info, width=console.width):
             console.print(shown)
 
 
 class JupyterNotebookReporter(TuneReporterBase):
-    """Shows the progress of a sweep below a notebook's cell, each report in place of the one before.
+    """Show the progress of a sweep below a notebook's cell, each report replacing the previous one.
 
     Args:
-        overwrite: Whether what the cell has shown before is removed first.
+        overwrite: Whether earlier output of the cell is removed first.
         **kwargs: As for :class:`TuneReporterBase`.
 
     Example::
@@ -291,7 +291,7 @@ class JupyterNotebookReporter(TuneReporterBase):
     def _as_html(shown: Sequence[RenderableType]) -> str:
         from rich.console import Console
 
-        # Wide, because a notebook scrolls; to nowhere, because only what is recorded counts.
+        # Wide, because a notebook scrolls; without output, because only the recording is used.
         console = Console(record=True, file=io.StringIO(), width=240, force_jupyter=False)
         for one in shown:
             console.print(one)

@@ -1,4 +1,4 @@
-"""A sweep as text: a summary line, and a table of its trials. Pure functions of the list of trials."""
+"""Text view of a sweep: a summary line, and a table of its trials. Pure functions of the list of trials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from powertrain.values.arguments import shorten
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: Names of metrics or parameters, or what each is shown as.
+#: Names of metrics or parameters, or a dict of their titles.
 Columns = Sequence[str] | Mapping[str, str]
 
 _WORDS = {
@@ -27,9 +27,9 @@ _WORDS = {
 }
 _STOPPED_EARLY = "stopped early"
 _STYLES = {"running": "cyan", "failed": "red", _STOPPED_EARLY: "dim", "finished": "green"}
-#: In this order trials are shown, after the best.
+#: The display order of states, after the best trial.
 _ORDER = ("running", "failed", "paused", "finished", _STOPPED_EARLY, "pending")
-#: What the sweep itself adds to a report, and what the columns for iterations and time show.
+#: Report entries that the sweep adds, and those shown in the columns for iterations and time.
 _NOT_INFERRED = frozenset(
     {
         "training_iteration",
@@ -51,7 +51,7 @@ def status_of(trial: Trial) -> str:
 
 
 def find_best(trials: Sequence[Trial], metric: str | None, mode: str | None) -> Trial | None:
-    """Return the trial whose last report is best; None where no trial has reported the metric.
+    """Return the trial with the best last report; None if no trial has reported the metric.
 
     Args:
         trials: The trials.
@@ -68,13 +68,13 @@ def find_best(trials: Sequence[Trial], metric: str | None, mode: str | None) -> 
 
 
 def estimate_seconds_left(trials: Sequence[Trial], total: int | None) -> float | None:
-    """Return how long the sweep will still take; None where nothing is known about it.
+    """Return the estimated remaining seconds of the sweep; None if unknown.
 
-    Trials that have not ended are taken to last as long as the mean of those that have, as many at a time as now.
+    Unfinished trials are assumed to take the mean time of the finished ones, at the current concurrency.
 
     Args:
         trials: The trials so far.
-        total: How many there will be.
+        total: Total number of trials.
     """
     ended = [_seconds(trial) for trial in trials if trial.status == states.TERMINATED and trial.starts]
     running = [_seconds(trial) for trial in trials if trial.status == states.RUNNING]
@@ -95,11 +95,11 @@ def summary_line(
     mode: str | None = None,
     elapsed: float | None = None,
 ) -> str:
-    """Return a sweep in one line: how many trials are in which state, the best, and how long it will take.
+    """Return a sweep in one line: the number of trials by state, the best trial, and the remaining time.
 
     Args:
         trials: The trials so far.
-        total: How many there will be.
+        total: Total number of trials.
         metric: The metric to compare.
         mode: "max" or "min".
         elapsed: Seconds since the sweep began.
@@ -134,7 +134,7 @@ def format_seconds(seconds: float) -> str:
 
 @dataclass
 class _Column:
-    """One column as text. Columns of a greater rank are left out first where there is no room."""
+    """One column as text. Columns with a greater rank are omitted first if there is no room."""
 
     title: str
     cells: list[str]
@@ -150,7 +150,7 @@ class _Column:
 
 @dataclass
 class _View:
-    """Which columns a table has, and how long their values may be."""
+    """The columns of a table, and the maximum length of their values."""
 
     metric: str | None = None
     mode: str | None = None
@@ -161,7 +161,7 @@ class _View:
     best: Trial | None = None
 
     def columns(self, rows: Sequence[Trial], trials: Sequence[Trial]) -> list[_Column]:
-        """The columns of these rows, in the order in which they are shown."""
+        """Return the columns of these rows, in display order."""
         names = [(_MARK if trial is self.best else "") + _tail(str(trial), self._longest) for trial in rows]
         found = [_Column("trial", names, 0), _Column("status", [status_of(trial) for trial in rows], 1)]
         for path, title in self._parameters(trials).items():
@@ -226,14 +226,13 @@ def trial_table(
         trials: The trials so far.
         metric: The metric to compare.
         mode: "max" or "min".
-        metric_columns: Metrics to show, or a dict of what each is shown as. By default ``metric`` and the first others.
-        parameter_columns: Parameters to show, or a dict of what each is shown as. By default those that were drawn.
-        max_progress_rows: How many rows there are at most, beside a line that says how many more there are; None for
-            all.
+        metric_columns: Metrics to show, or a dict of their titles. By default ``metric`` and the first others.
+        parameter_columns: Parameters to show, or a dict of their titles. By default those that were drawn.
+        max_progress_rows: Maximum number of rows, besides a line with the number of omitted ones; None for all.
         max_column_length: Characters after which values and titles are shortened.
-        infer_limit: How many metrics are shown where ``metric_columns`` does not name them.
+        infer_limit: Number of metrics to show if ``metric_columns`` is not given.
         sort_by_metric: Whether trials of the same state are ordered by the metric.
-        width: Columns of the terminal; those of the table that have no room are left out, and counted below it.
+        width: Width of the terminal; table columns that do not fit are omitted, and counted below it.
     """
     from rich.table import Table
     from rich.text import Text
@@ -250,7 +249,7 @@ def trial_table(
     caption = Text("; ".join(notes), style="dim") if notes else None
     table = Table(caption=caption, caption_justify="left", width=None, pad_edge=False, show_edge=False)
     for column in fitting:
-        # Texts, because a string would be read as markup.
+        # ``Text`` objects, because a string would be parsed as markup.
         justify: Any = "right" if column.is_number else "left"
         table.add_column(Text(column.title), justify=justify, no_wrap=True, overflow="ellipsis")
     for place, trial in enumerate(rows):
@@ -260,11 +259,11 @@ def trial_table(
 
 
 def error_table(trials: Sequence[Trial], max_error_rows: int | None = 20) -> Table | None:
-    """Return the table of the trials that failed, newest first; None where there are none.
+    """Return the table of failed trials, newest first; None if there are none.
 
     Args:
         trials: The trials so far.
-        max_error_rows: How many rows there are at most; None for all.
+        max_error_rows: Maximum number of rows; None for all.
     """
     from rich.table import Table
     from rich.text import Text
@@ -296,7 +295,7 @@ def _in_order(
         word = status_of(trial)
         value = _last(trial, metric) if metric else math.nan
         score = math.inf if math.isnan(value) else -value if mode == "max" else value
-        # Of those that ended the newest come first, of the others the oldest.
+        # Ended trials are listed newest first, the others oldest first.
         place = -trial.number if trial.is_ended else trial.number
         return trial is not best, _ORDER.index(word) if word in _ORDER else len(_ORDER), score, place
 
@@ -304,7 +303,7 @@ def _in_order(
 
 
 def _fit(columns: list[_Column], width: int | None) -> list[_Column]:
-    """The columns that have room, in the same order. The first always stays."""
+    """Return the columns that fit, in the same order. The first is always kept."""
     fitting = list(columns)
     # Three characters stand between two columns.
     while width is not None and len(fitting) > 1 and sum(c.width + 3 for c in fitting) - 3 > width:
@@ -350,7 +349,7 @@ def _nested(value: Any, path: str) -> Any:
 
 
 def _seconds(trial: Trial) -> float:
-    """How long a trial has run: of one that runs its last report may know more than the sum of its earlier starts."""
+    """Return the runtime of a trial; its last report may exceed the sum of its earlier starts."""
     reported = trial.last_result.get("time_total_s")
     is_number = isinstance(reported, (int, float)) and math.isfinite(reported)
     return max(trial.seconds, float(reported or 0) if is_number else 0.0)
@@ -377,7 +376,7 @@ def _head(text: str, longest: int) -> str:
 
 
 def _tail(text: str, longest: int) -> str:
-    """The end of a name, which is what tells trials of one sweep apart."""
+    """Return the end of a name, which distinguishes the trials of one sweep."""
     from rich.cells import cell_len
 
     text = escape_controls(text)

@@ -1,4 +1,4 @@
-"""Schedulers: which trials of a sweep continue."""
+"""Schedulers, which decide about the continuation of a sweep's trials."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _BY_NAME: dict[str, type[TrialScheduler]] = {
     "pbt": PopulationBasedTraining,
     "pbt_replay": PopulationBasedTrainingReplay,
 }
-#: Schedulers of Ray Tune that are not here, and what to use in their place.
+#: Unsupported schedulers of Ray Tune, and their replacements.
 _MISSING = {
     "HyperBandForBOHB": "ASHAScheduler with search_alg=OptunaSearch()",
     "ResourceChangingScheduler": "ScalingConfig(num_workers=(least, most)), which lets each trial grow and shrink",

@@ -14,17 +14,17 @@ from powertrain.tune.schedulers.base import Action, Decision, TrialScheduler, ch
 class AsyncHyperBandScheduler(TrialScheduler):
     """ASHA (Li et al., "A System for Massively Parallel Hyperparameter Tuning"), in its form that stops trials.
 
-    Rungs are at ``grace_period * reduction_factor ** k``. A trial that reaches a rung is compared with all that have
-    reached it before; it continues if it is among the best ``1 / reduction_factor`` of them, itself included, and at
-    least one always does. No trial waits for another.
+    Rungs are at ``grace_period * reduction_factor ** k``. A trial that reaches a rung is compared with all trials that
+    have reached it before; it continues if it is among the best ``1 / reduction_factor`` of them, itself included, and
+    at least one always continues. No trial waits for another.
 
     Args:
-        time_attr: The entry of a report that counts its time.
-        metric: The metric that is compared; by default that of ``TuneConfig``.
+        time_attr: The report entry that measures time.
+        metric: The metric to compare; by default that of ``TuneConfig``.
         mode: "max" or "min".
         max_t: Trials end at this time.
         grace_period: The first rung: no trial is stopped before it.
-        reduction_factor: How many trials reach a rung for each that passes it.
+        reduction_factor: Number of trials that reach a rung for each that passes it.
         brackets: How many ladders of rungs, each beginning a rung later than the one before. Trials are dealt out to
             them at random, more to those with more rungs.
         stop_last_trials: Whether trials end at ``max_t``. False leaves that to them.
@@ -71,7 +71,7 @@ class AsyncHyperBandScheduler(TrialScheduler):
         self._bracket_of[trial] = chance.choices(self._brackets, weights)[0]
 
     def on_trial_revive(self, trial: str, config: Mapping[str, Any], is_fresh: bool) -> None:
-        """See :meth:`TrialScheduler.on_trial_revive`. Its ladder stays; begun anew it has reached no rung."""
+        """See :meth:`TrialScheduler.on_trial_revive`. The bracket is kept; a restarted trial has reached no rung."""
         for _, scores in self._bracket_of[trial].rungs:
             if is_fresh:
                 scores.pop(trial, None)
@@ -91,7 +91,7 @@ ASHAScheduler = AsyncHyperBandScheduler
 
 
 def milestones(grace_period: float, max_t: float, factor: float, bracket: int = 0) -> list[float]:
-    """Return the times of a bracket's rungs, the first first. Rungs at or beyond ``max_t`` decide nothing."""
+    """Return the times of a bracket's rungs in ascending order. Rungs at or beyond ``max_t`` decide nothing."""
     found = []
     time = grace_period * factor**bracket
     while time < max_t:

@@ -22,7 +22,7 @@ class Action(enum.Enum):
     """The action for a trial after a report."""
 
     CONTINUE = "continue"
-    #: The trial has been good enough or bad enough; it ends.
+    #: The trial ends: it has been good enough or bad enough.
     STOP = "stop"
     #: The trial saves a checkpoint and waits until the scheduler resumes or stops it.
     PAUSE = "pause"
@@ -34,7 +34,7 @@ class Decision:
 
     Attributes:
         trial: The id of the trial.
-        action: What it is to do. A paused trial with CONTINUE resumes.
+        action: The action. A paused trial with CONTINUE resumes.
         source: A trial whose checkpoint this one continues from; "" for its own.
         config: The configuration that it continues with; None for its own.
     """
@@ -46,20 +46,20 @@ class Decision:
 
 
 class TrialScheduler:
-    """Decides which trials of a sweep continue. This one lets all of them finish in the order of their making.
+    """Base class of schedulers, which runs all trials to their end in order of creation.
 
     Args:
-        time_attr: The entry of a report that counts its time: "training_iteration", "time_total_s" or a metric.
-        metric: The metric that is compared; by default that of ``TuneConfig``.
+        time_attr: The report entry that measures time: "training_iteration", "time_total_s" or a metric.
+        metric: The metric to compare; by default that of ``TuneConfig``.
         mode: "max" or "min".
     """
 
     #: Whether the scheduler needs a metric.
     needs_metric = True
-    #: Whether trials pause so that all of them come equally far, and :meth:`choose` is asked about paused ones as well.
+    #: Whether trials pause so that all progress equally, and :meth:`choose` is also called for paused trials.
     takes_turns = False
-    #: Set before a report is decided about, where trials take turns: whether others wait for a place, and the one that
-    #: reports can give up its own without loss, because the report has brought a checkpoint.
+    #: Set before a decision if trials take turns: whether other trials wait for a slot, and the reporting trial can
+    #: yield its own without loss because the report includes a checkpoint.
     can_give_way = False
     #: Whether the sweep writes a file ``pbt_policy_<trial>.txt`` for each trial whose configuration changes.
     logs_policies = False
@@ -74,7 +74,7 @@ class TrialScheduler:
         self.mode = mode
 
     def set_search_properties(self, metric: str | None, mode: str | None) -> None:
-        """Take metric and mode of ``TuneConfig``.
+        """Set metric and mode from ``TuneConfig``.
 
         Raises:
             ConfigError: Both name one and they differ, or neither does.
@@ -92,18 +92,18 @@ class TrialScheduler:
             )
 
     def score(self, result: Mapping[str, Any]) -> float | None:
-        """Return the compared number of a report, greater for better; None where it has none. NaN is the worst."""
+        """Return the score of a report, greater for better; None if it has none. NaN is the worst."""
         value = number_of(result, self.metric or "")
         if value is None:
             return None
         return -math.inf if math.isnan(value) else value if self.mode == "max" else -value
 
     def time_of(self, result: Mapping[str, Any]) -> float | None:
-        """Return the time of a report; None where it has none."""
+        """Return the time of a report; None if it has none."""
         return number_of(result, self.time_attr)
 
     def fill_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration that a new trial begins with, from the one that was suggested for it."""
+        """Return the initial configuration of a new trial, given the suggested one."""
         return dict(config)
 
     def on_trial_add(self, trial: str, config: Mapping[str, Any]) -> None:
@@ -127,7 +127,7 @@ class TrialScheduler:
         Args:
             trial: The trial, which has ended before.
             config: Its configuration.
-            is_fresh: Whether it begins anew, and does not continue from its newest checkpoint.
+            is_fresh: Whether it starts over instead of resuming from its newest checkpoint.
         """
         self.on_trial_add(trial, config)
 
@@ -143,12 +143,12 @@ class TrialScheduler:
             result: Its metrics, with "training_iteration" and "time_total_s".
 
         Returns:
-            Decisions about this trial and others. This one continues where it is not among them.
+            Decisions about this trial and others. Without a decision, this trial continues.
         """
         return []
 
     def on_stalled(self) -> list[Decision]:
-        """Decide about trials that wait for others, where nothing runs and no other trial can be added now."""
+        """Decide about waiting trials when nothing runs and no other trial can be added."""
         return []
 
     def on_trial_end(self, trial: str) -> list[Decision]:
@@ -169,7 +169,7 @@ class TrialScheduler:
 
 
 class FIFOScheduler(TrialScheduler):
-    """Runs every trial to its end, in the order of their making."""
+    """Run every trial to its end, in order of creation."""
 
     needs_metric = False
 
@@ -178,7 +178,7 @@ class FIFOScheduler(TrialScheduler):
 
 
 def find_other_signature(scheduler: TrialScheduler) -> str:
-    """Return a method of a scheduler, with its arguments, that does not take those of this package; "" for none."""
+    """Return a scheduler method with an incompatible signature, with its arguments; "" for none."""
     for name, arguments in (("on_trial_add", 2), ("on_trial_result", 2), ("on_trial_end", 1)):
         method = getattr(scheduler, name)
         try:
@@ -186,13 +186,13 @@ def find_other_signature(scheduler: TrialScheduler) -> str:
             signature.bind(*range(arguments))
         except TypeError:
             return f"{type(scheduler).__name__}.{name}{signature}"
-        except ValueError:  # some builtins have no signature; the call will tell
+        except ValueError:  # some builtins have no signature; the call itself will fail
             continue
     return ""
 
 
 def number_of(result: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of a report, "a/b" for a nested one; None where it has none. NaN is returned as it is."""
+    """Return a number of a report, "a/b" for a nested one; None if it is missing. NaN is returned unchanged."""
     value = result.get(name)
     if isinstance(value, (int, float)):
         return float(value)
@@ -200,7 +200,7 @@ def number_of(result: Mapping[str, Any], name: str) -> float | None:
 
 
 def check_numbers(scheduler: object, **least: tuple[Any, float]) -> None:
-    """Raise :class:`ConfigError` for the first named number that is not finite or below its least value."""
+    """Raise :class:`ConfigError` for the first named number that is not finite or below its minimum."""
     for name, (value, bound) in least.items():
         ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not ok or value < bound:

@@ -16,10 +16,10 @@ class _Bracket:
     """Trials that are halved together.
 
     Attributes:
-        size: How many trials it takes.
+        size: Capacity in trials.
         milestone: The time at which its trials pause next.
-        live: The trials that are neither stopped nor ended, with their newest score; None before the first.
-        paused: Those that have reached the milestone.
+        live: The running and paused trials, with their newest score; None before the first.
+        paused: Trials that have reached the milestone.
         is_full: Whether no more trials join.
     """
 
@@ -34,11 +34,11 @@ class HyperBandScheduler(TrialScheduler):
     """HyperBand (Li et al., 2018). Trials pause at rungs, so they need checkpoints to resume from.
 
     Args:
-        time_attr: The entry of a report that counts its time.
-        metric: The metric that is compared; by default that of ``TuneConfig``.
+        time_attr: The report entry that measures time.
+        metric: The metric to compare; by default that of ``TuneConfig``.
         mode: "max" or "min".
         max_t: Trials end at this time.
-        reduction_factor: Of so many trials of a bracket one passes each rung.
+        reduction_factor: One of this many trials of a bracket passes each rung.
         stop_last_trials: Whether the trials that reach ``max_t`` end there.
 
     Example::
@@ -73,7 +73,7 @@ class HyperBandScheduler(TrialScheduler):
         bracket.is_full = len(bracket.live) >= bracket.size
 
     def on_trial_revive(self, trial: str, config: Mapping[str, Any], is_fresh: bool) -> None:
-        """See :meth:`TrialScheduler.on_trial_revive`. It joins its bracket again, at the rung that it is at now."""
+        """See :meth:`TrialScheduler.on_trial_revive`. The trial rejoins its bracket at the current rung."""
         self._bracket_of[trial].live[trial] = None
 
     def on_trials_complete(self) -> list[Decision]:
@@ -107,13 +107,15 @@ class HyperBandScheduler(TrialScheduler):
         return self._halve(bracket)
 
     def _new_bracket(self, number: int) -> _Bracket:
-        """The ladders of the paper, from the most trials and the shortest first rung on, and again."""
+        """Return the next bracket of the paper's cycle, which begins with the most trials and the shortest first
+        rung.
+        """
         steps = self._largest - number % (self._largest + 1)
         size = math.ceil((self._largest + 1) / (steps + 1) * self._factor**steps)
         return _Bracket(size, max(1.0, self._max_t * self._factor**-steps))
 
     def _halve(self, bracket: _Bracket) -> list[Decision]:
-        """Decide about all trials of a bracket, once each of them waits and no more will join."""
+        """Decide about all trials of a bracket, once all wait and no more will join."""
         if not bracket.is_full or not bracket.paused or bracket.paused != bracket.live.keys():
             return []
         ranked = sorted(bracket.live, key=lambda trial: _ascending(bracket.live[trial]), reverse=True)

@@ -14,11 +14,11 @@ class MedianStoppingRule(TrialScheduler):
     """The rule of Google Vizier (Golovin et al., 2017).
 
     Args:
-        time_attr: The entry of a report that counts its time.
-        metric: The metric that is compared; by default that of ``TuneConfig``.
+        time_attr: The report entry that measures time.
+        metric: The metric to compare; by default that of ``TuneConfig``.
         mode: "max" or "min".
         grace_period: No trial is stopped before this time.
-        min_samples_required: How many other trials must have reached a time before a trial is judged at it.
+        min_samples_required: Number of other trials that must have reached a time before a trial is judged at it.
         min_time_slice: A trial is judged at most once in this much of its time.
         hard_stop: True stops a trial for good; False pauses it, and it resumes when all trials have begun.
 
@@ -46,11 +46,11 @@ class MedianStoppingRule(TrialScheduler):
         )
         self._grace, self._least, self._slice = grace_period, int(min_samples_required), min_time_slice
         self._is_hard = bool(hard_stop)
-        #: By trial its (time, score) pairs, in order.
+        #: The (time, score) pairs of each trial, in order.
         self._results: dict[str, list[tuple[float, float]]] = {}
         self._judged_at: dict[str, float] = {}
         self._paused: list[str] = []
-        #: Whether no more trials will be added, which could use the place of one that pauses.
+        #: Whether no more trials will be added that could use the slot of a paused one.
         self._is_complete = False
 
     def on_trial_add(self, trial: str, config: Mapping[str, Any]) -> None:

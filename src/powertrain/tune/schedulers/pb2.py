@@ -1,4 +1,4 @@
-"""Population based bandits: population based training whose new values come from a model of what they have gained."""
+"""Population based bandits: population based training with a model of the gains of each configuration."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-#: A place in a configuration: ("optimizer", "lr").
+#: A path in a configuration: ("optimizer", "lr").
 _Path = tuple[str, ...]
-#: How many of the newest gains the model is made of.
+#: Maximum number of gains in the model, the newest.
 _WINDOW = 300
-#: Gains that there must be before the model is asked; values are drawn evenly until then.
+#: Minimum number of gains for the model; values are drawn uniformly until then.
 _LEAST_GAINS = 3
-#: Values that are compared when the most promising one is looked for: first anywhere, then near the best so far.
+#: Number of candidates in the search for the best value: first anywhere, then near the best so far.
 _CANDIDATES, _ROUNDS = 400, 3
-#: What the model may find: how far values are alike, how much is forgotten in an interval, how noisy gains are.
+#: Kernel parameters to try: length scales, forgetting per interval, noise.
 _LENGTHS = (0.1, 0.2, 0.4, 0.8)
 _FORGETTING = (0.0, 0.05, 0.2)
 _NOISES = (0.01, 0.1)
@@ -36,7 +36,7 @@ _NOISES = (0.01, 0.1)
 
 @dataclass(frozen=True)
 class _Gain:
-    """What a trial has gained in an interval that ended at ``time``, in units of intervals, with ``values`` in 0..1."""
+    """The gain of a trial in an interval that ended at ``time``, in units of intervals, with ``values`` in 0..1."""
 
     time: float
     values: tuple[float, ...]
@@ -46,14 +46,14 @@ class _Gain:
 class PB2(PopulationBasedTraining):
     """Population based bandits (Parker-Holder et al., 2020).
 
-    As in :class:`PopulationBasedTraining` the worst trials continue from checkpoints of the best. Their new values are
-    those for which a Gaussian process, made of what each trial has gained in each interval with its values, promises
-    most (an upper confidence bound). Older gains count less. Values that other trials run with now are taken into
-    account, so that several trials try different ones.
+    As in :class:`PopulationBasedTraining` the worst trials continue from checkpoints of the best. Their new values
+    maximize the upper confidence bound of a Gaussian process, fitted to the gain of each trial in each interval. Older
+    gains count less. Values that other trials run with now are taken into account, so that several trials try different
+    ones.
 
     Args:
-        time_attr: The entry of a report that counts its time.
-        metric: The metric that is compared; by default that of ``TuneConfig``.
+        time_attr: The report entry that measures time.
+        metric: The metric to compare; by default that of ``TuneConfig``.
         mode: "max" or "min".
         perturbation_interval: How often a trial is compared, in units of ``time_attr``.
         hyperparam_bounds: By parameter its least and greatest value, ``{"lr": [1e-4, 1e-1]}``, or a dict of them for
@@ -64,7 +64,7 @@ class PB2(PopulationBasedTraining):
         require_attrs: Whether a report without the metric or the time is an error.
         synch: Whether trials wait for each other before they are compared.
         custom_explore_fn: Called with the changed configuration; returns the one to use.
-        seed: What draws follow from.
+        seed: The seed of all draws.
 
     Raises:
         ConfigError: An argument cannot be used.
@@ -111,7 +111,7 @@ class PB2(PopulationBasedTraining):
             seed=seed,
         )
         self._gains: deque[_Gain] = deque(maxlen=_WINDOW)
-        #: By trial the time and score from which its gain is counted.
+        #: The time and score of each trial from which its gain is counted.
         self._since: dict[str, tuple[float, float]] = {}
 
     def on_trial_add(self, trial: str, config: Mapping[str, Any]) -> None:
@@ -139,9 +139,7 @@ class PB2(PopulationBasedTraining):
 
     def _exploit(self, trial: str, worst: Sequence[str], best: Sequence[str]) -> list[Decision]:
         decisions = super()._exploit(trial, worst, best)
-        for (
-            decision
-        ) in decisions:  # what it gains next is counted from the score of the state that it takes over
+        for decision in decisions:  # its next gain is counted from the score of the state that it takes over
             score, own = self._members[decision.source].score, self._members[trial]
             if score is not None and math.isfinite(score):
                 self._since[trial] = own.time, score
@@ -156,7 +154,7 @@ class PB2(PopulationBasedTraining):
         return _with_values(config, chosen)
 
     def _values_of(self, config: Mapping[str, Any]) -> tuple[float, ...] | None:
-        """The values of a configuration, each as its share of the way between its bounds; None where one is missing."""
+        """Return the values of a configuration, scaled to 0..1 within their bounds; None if one is missing."""
         found = [plain_scalar(_look_up(config, path)) for path in self._bounds]
         if not all(isinstance(value, (int, float)) and math.isfinite(value) for value in found):
             return None
@@ -184,13 +182,13 @@ class PB2(PopulationBasedTraining):
 
 
 class _GainModel:
-    """A Gaussian process over time and values, with the kernel that the likelihood of the gains is greatest for.
+    """A Gaussian process over time and values, with the kernel that maximizes the likelihood of the gains.
 
     Args:
-        gains: What was gained.
-        running: Values that are being tried now. They count as if they had gained what the model expects of them, which
-            leaves that as it is and makes it more certain.
-        now: The time for which gains are promised.
+        gains: The observed gains.
+        running: Values that are being tried now. They count as if their gain were the expected one, which leaves the
+            mean unchanged and reduces the variance.
+        now: The time to predict gains for.
     """
 
     def __init__(self, gains: Sequence[_Gain], running: Sequence[tuple[float, ...]], now: float) -> None:
@@ -213,14 +211,14 @@ class _GainModel:
         self._inverse: Array = np.asarray(inverse, dtype=np.float64)
 
     def promise(self, candidates: Array) -> Array:
-        """Return for each candidate the gain that it may have: what is expected, and more where little is known."""
+        """Return the upper confidence bound of the gain of each candidate."""
         import numpy as np
 
         at = np.full(len(candidates), self._now)
         shared = self._covariance(candidates, at, self._values, self._times)
         expected = shared[:, : self._count] @ self._weights
         variance = 1.0 - np.einsum("ij,jk,ik->i", shared, self._inverse, shared)
-        width = 0.2 + math.log(1 + 0.4 * self._count)  # grows slowly, so that nothing stays untried
+        width = 0.2 + math.log(1 + 0.4 * self._count)  # grows slowly, so that no value stays untried
         bound: Array = expected + np.sqrt(width * np.clip(variance, 0.0, None))
         return bound
 
@@ -271,7 +269,7 @@ def _nested(by_path: Mapping[_Path, Any]) -> dict[str, Any]:
 
 
 def _with_values(config: Mapping[str, Any], by_path: Mapping[_Path, Any]) -> dict[str, Any]:
-    """Return a configuration with other values at some places. What it shares with the first one is not changed."""
+    """Return a copy of a configuration with other values at some paths. Shared parts are not changed."""
     changed = dict(config)
     for path, value in by_path.items():
         if len(path) == 1:

@@ -26,11 +26,11 @@ class _Member:
     """A trial of the population.
 
     Attributes:
-        config: What it runs with.
-        score: Its newest score, greater for better; -inf where that is not finite, None before the first.
+        config: The current configuration.
+        score: Its newest score, greater for better; -inf if that is not finite, None before the first.
         time: The time of its newest report.
-        perturbed_at: When it was compared last.
-        has_had_turn: Whether it was compared since it began or was resumed, and makes room where others wait.
+        perturbed_at: Time of the last comparison.
+        has_had_turn: Whether it was compared since it began or was resumed, and yields its slot if others wait.
     """
 
     config: Mapping[str, Any]
@@ -46,12 +46,12 @@ class PopulationBasedTraining(TrialScheduler):
     Every ``perturbation_interval`` a trial is compared with the others. One of the worst ``quantile_fraction`` loads
     the checkpoint of one of the best and continues with that trial's configuration, changed by ``explore``.
 
-    Where the population has more trials than fit, they take turns: after each comparison a trial makes room for the one
-    that has come least far, at a report that has brought a checkpoint.
+    If the population has more trials than slots, they take turns: after each comparison a trial yields its slot to the
+    one with the least progress, at a report with a checkpoint.
 
     Args:
-        time_attr: The entry of a report that counts its time.
-        metric: The metric that is compared; by default that of ``TuneConfig``.
+        time_attr: The report entry that measures time.
+        metric: The metric to compare; by default that of ``TuneConfig``.
         mode: "max" or "min".
         perturbation_interval: How often a trial is compared, in units of ``time_attr``.
         burn_in_period: No trial is compared before this time.
@@ -59,7 +59,7 @@ class PopulationBasedTraining(TrialScheduler):
             without arguments, or a dict of them for nested configurations. A trial begins with a draw of those that
             ``param_space`` does not have.
         quantile_fraction: Which part of the population is best, and which is worst: at most 0.5.
-        resample_probability: How often a parameter is drawn anew instead of being changed a little.
+        resample_probability: Probability that a parameter is resampled instead of perturbed.
         perturbation_factors: A changed number is multiplied by one of these.
         custom_explore_fn: Called with the changed configuration; returns the one to use.
         log_config: Whether the sweep writes ``pbt_policy_<trial>.txt`` into its directory for each trial that has
@@ -123,10 +123,10 @@ class PopulationBasedTraining(TrialScheduler):
         self._rng = random.Random(f"population {seed}")
         self._seed = seed
         self._members: dict[str, _Member] = {}
-        #: All trials that were ever in the population, and whether no more will come.
+        #: All trials that were ever in the population, and whether no more will be added.
         self._added: set[str] = set()
         self._is_complete = False
-        #: Trials that wait for the others, where they are compared together.
+        #: Trials that wait for the others, with synchronous comparison.
         self._waiting: list[str] = []
 
     def fill_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class PopulationBasedTraining(TrialScheduler):
                 raise ConfigError(self._describe_missing(trial, result, time is None, value is None))
             return []
         member = self._members.get(trial)
-        if member is None:  # it had failed, and runs again
+        if member is None:  # it failed before, and runs again
             began = time - time % self._interval
             member = self._members[trial] = _Member(dict(result.get("config", {})), perturbed_at=began)
         score = value if self.mode == "max" else -value
@@ -182,14 +182,14 @@ class PopulationBasedTraining(TrialScheduler):
         return self._compare_waiting(is_all=True)
 
     def choose(self, pending: Sequence[str]) -> str | None:
-        """See :meth:`TrialScheduler.choose`: the one that has come least far."""
+        """See :meth:`TrialScheduler.choose`: the trial with the least progress."""
         return min(pending, key=self._time_of_member, default=None)
 
     def _time_of_member(self, trial: str) -> float:
         return self._members[trial].time if trial in self._members else 0.0
 
     def _take_turns(self, trial: str, member: _Member, is_due: bool) -> list[Decision]:
-        """Compare a trial alone where that is due, and let it make room for others afterwards."""
+        """Compare a trial if it is due, and let it yield its slot afterwards."""
         decisions = self._exploit(trial, *self._quantiles()) if is_due else []
         member.has_had_turn = (member.has_had_turn or is_due) and not decisions
         if member.has_had_turn and self.can_give_way:
@@ -217,19 +217,21 @@ class PopulationBasedTraining(TrialScheduler):
         )
 
     def _compare_waiting(self, is_all: bool = False) -> list[Decision]:
-        """Decide about the whole population, once all of it is there (or all that can be) and waits."""
+        """Decide about the whole population, once all (possible) members are present and wait."""
         is_all = is_all or (self._is_complete and len(self._waiting) >= len(self._members))
         if not is_all or not self._waiting:
             return []
         waiting, self._waiting = self._waiting, []
-        worst, best = self._quantiles()  # once: those who exploit others leave nobody else the worst
+        worst, best = (
+            self._quantiles()
+        )  # computed once: trials that exploit others leave no other trial the worst
         decisions = []
         for trial in waiting:
             decisions += self._exploit(trial, worst, best) or [Decision(trial, Action.CONTINUE)]
         return decisions
 
     def _exploit(self, trial: str, worst: Sequence[str], best: Sequence[str]) -> list[Decision]:
-        """Let one of the worst trials continue from one of the best. Its score stands until it reports again."""
+        """Let one of the worst trials continue from one of the best. Its score is kept until its next report."""
         if trial not in worst or not best:
             return []
         source = self._rng.choice(best)
@@ -267,7 +269,7 @@ class PopulationBasedTraining(TrialScheduler):
 
 
 def check_mutations(mutations: Mutations, path: tuple[str, ...] = ()) -> None:
-    """Raise :class:`ConfigError` that names the parameter whose values cannot be drawn."""
+    """Raise a :class:`ConfigError` that names the parameter whose values cannot be drawn."""
     for key, spec in mutations.items():
         name = "/".join((*path, str(key)))
         if isinstance(spec, Mapping):
@@ -294,7 +296,7 @@ def explore(
     """Return a changed copy of a configuration.
 
     A number is multiplied by one of ``factors`` and stays within the bounds of its distribution; a value of a list
-    becomes a neighbour of it. With ``resample_probability``, or where it has no neighbour, it is drawn anew.
+    becomes a neighbour of it. With ``resample_probability``, or without a neighbour, it is drawn again.
     """
     changed = copy.deepcopy(dict(config))
     for key, spec in mutations.items():
@@ -307,7 +309,7 @@ def explore(
 
 
 def _filled(config: Mapping[str, Any], mutations: Mutations, rng: random.Random) -> dict[str, Any]:
-    """Return a configuration with values for those parameters that it does not have."""
+    """Return a configuration with draws for its missing parameters."""
     filled = dict(config)
     for key, spec in mutations.items():
         if isinstance(spec, Mapping):
@@ -342,7 +344,7 @@ def _changed(value: Any, spec: Any, factors: Sequence[float], rng: random.Random
 
 
 class PopulationBasedTrainingReplay(TrialScheduler):
-    """Repeats the changes of one trial of an earlier population, with a single trial.
+    """Replay the changes of one trial of an earlier population, with a single trial.
 
     Args:
         policy_file: The file ``pbt_policy_<trial>.txt`` of that trial, from a sweep of this package or of Ray Tune.
@@ -361,7 +363,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
         super().__init__()
         try:
             with open(os.path.expanduser(policy_file), encoding="utf-8") as file:
-                #: (time, configuration) of each change; the first is how the trial began.
+                #: (time, configuration) of each change; the first is the initial one.
                 self._policy = _read_policy([json.loads(line) for line in file if line.strip()])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
@@ -373,11 +375,11 @@ class PopulationBasedTrainingReplay(TrialScheduler):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration that the trial begins with."""
+        """The initial configuration of the trial."""
         return dict(self._policy[0][1]) if self._policy else {}
 
     def fill_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """See :meth:`TrialScheduler.fill_config`: that of the policy, where it has one."""
+        """See :meth:`TrialScheduler.fill_config`: the policy's configuration, if it has one."""
         return self.config if self._policy else dict(config)
 
     def on_trial_add(self, trial: str, config: Mapping[str, Any]) -> None:
@@ -399,7 +401,7 @@ class PopulationBasedTrainingReplay(TrialScheduler):
 
 
 def _read_policy(entries: Sequence[Any]) -> list[tuple[float, dict[str, Any]]]:
-    """Return the (time, configuration) of each change, that of the start first.
+    """Return the (time, configuration) of each change, the initial one first.
 
     Args:
         entries: Objects with "time" and "config", or lists as Ray writes them: the names of the trial and of its
@@ -412,7 +414,7 @@ def _read_policy(entries: Sequence[Any]) -> list[tuple[float, dict[str, Any]]]:
     source = None
     for name, its_source, _, step, old, new in reversed(entries):
         if source is not None and name != source:
-            break  # what this trial had learned was given up for the state of another
+            break  # this trial's own state was replaced by that of another
         source, began = its_source, dict(old)
         changes.append((float(step), dict(new)))
     return [(0.0, began), *reversed(changes)]

@@ -1,4 +1,4 @@
-"""Search algorithms: which configurations a sweep tries. Optuna is imported when it is first used."""
+"""Search algorithms, which suggest configurations. Optuna is imported when it is first used."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""The interface of search algorithms: which configuration is tried next.
+"""Interface of search algorithms, which suggest the next configuration.
 
-A searcher is called by the sweep alone, in the order of its journal. After a restart the sweep makes a new searcher and
-repeats the calls of the journal, so a searcher that draws from a seeded generator continues where it was. Pickling one
-of Powertrain's searchers keeps its arguments, seed and space, and leaves its trials out.
+A searcher is called by the sweep alone, in the order of its journal. After a restart the sweep creates a new searcher
+and replays the calls of the journal, so a searcher that draws from a seeded generator continues with the same state.
+Pickling one of Powertrain's searchers keeps its arguments, seed and space, and leaves its trials out.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from powertrain.errors import ConfigError
 from powertrain.tune.space import Path, is_grid, show_path, walk
 from powertrain.values.arguments import plain_scalar, shorten
 
-#: What ``suggest`` returns when there will be no more suggestions.
+#: Return value of ``suggest`` when there are no more suggestions.
 FINISHED = "FINISHED"
 #: A metric or a mode: a list for several objectives.
 Objective = str | list[str] | None
 
 
 class Searcher:
-    """Suggests configurations. Subclasses define :meth:`suggest` and :meth:`on_trial_complete`.
+    """Base class of searchers. Subclasses define :meth:`suggest` and :meth:`on_trial_complete`.
 
     Args:
         metric: The metric to improve; a list for several objectives. By default that of ``TuneConfig``.
@@ -45,9 +45,9 @@ class Searcher:
     FINISHED = FINISHED
     #: Whether the searcher cannot suggest without a metric.
     needs_metric = False
-    #: Attributes that the calls of the sweep change. Pickling leaves them out, and :meth:`restart` makes them anew.
+    #: Attributes that the sweep's calls change. Pickling omits them, and :meth:`restart` creates them again.
     _transient: tuple[str, ...] = ()
-    # Defaults of the class, for subclasses of users that do not call __init__.
+    # Class defaults, for user subclasses that do not call __init__.
     _metric: Objective = None
     _mode: Objective = None
 
@@ -68,7 +68,7 @@ class Searcher:
     def set_search_properties(
         self, metric: Objective, mode: Objective, config: Mapping[str, Any], **spec: Any
     ) -> bool:
-        """Take metric, mode and space of the Tuner, where the searcher was made without them.
+        """Set metric, mode and space from the Tuner, if the searcher was created without them.
 
         Args:
             metric: The metric of ``TuneConfig``.
@@ -77,7 +77,7 @@ class Searcher:
             **spec: Accepted for compatibility; no effect.
 
         Returns:
-            False where the searcher has a space already and cannot take another.
+            False if the searcher has a space already and cannot accept another.
 
         Raises:
             ConfigError: Both name a metric or mode and they differ, or neither does and the searcher needs one.
@@ -99,10 +99,10 @@ class Searcher:
         return True
 
     def set_num_samples(self, num_samples: int) -> None:
-        """Take ``num_samples`` of ``TuneConfig``; -1 for no end. Has no effect where :meth:`total_trials` is None."""
+        """Set ``num_samples`` from ``TuneConfig``; -1 for no limit. Has no effect if :meth:`total_trials` is None."""
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
-        """Take the limit of :class:`ConcurrencyLimiter`. Returns whether the searcher keeps to it by itself."""
+        """Set the limit of :class:`ConcurrencyLimiter`; return whether the searcher enforces it by itself."""
         return False
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -177,7 +177,7 @@ class Searcher:
         return {}
 
     def total_trials(self) -> int | None:
-        """Return how many trials there will be, where that is known."""
+        """Return the total number of trials, if known."""
         return None
 
     def restart(self) -> None:
@@ -206,7 +206,7 @@ class Searcher:
 
 
 class SearcherWrapper(Searcher):
-    """A searcher that passes on what another one suggests. Metric, mode and space are those of the other one.
+    """A searcher that forwards the suggestions of another. Metric, mode and space are those of the other.
 
     Args:
         searcher: The searcher that suggests.
@@ -273,7 +273,7 @@ class SearcherWrapper(Searcher):
 
 
 def find_number(result: Mapping[str, Any] | None, name: str) -> float | None:
-    """Return a metric of a report, "a/b" for a nested one; True is 1. None where it is missing, NaN or not a number."""
+    """Return a metric of a report, "a/b" for a nested one; True is 1. None if missing, NaN or not a number."""
     value: Any = result
     if result is not None and name in result:
         value = result[name]
@@ -287,7 +287,7 @@ def find_number(result: Mapping[str, Any] | None, name: str) -> float | None:
 
 
 def pick_values(config: Mapping[str, Any], paths: Iterable[Path]) -> dict[str, Any]:
-    """Return those of some entries that a configuration has, by path: {"a/b": 0.1}."""
+    """Return the entries that a configuration has, by path: {"a/b": 0.1}."""
     picked = {}
     for path in paths:
         value: Any = config
@@ -312,12 +312,12 @@ def check_points(points: Any, given_as: str) -> list[dict[str, Any]]:
 
 
 def check_point_in_space(point: Mapping[str, Any], space: Mapping[str, Any], given_as: str) -> None:
-    """Raise :class:`ConfigError` that names the first entry of a point that the space does not have."""
+    """Raise a :class:`ConfigError` that names the first entry of a point that the space does not have."""
     for path, _ in walk(point):
         entry: Any = space
         for key in path:
             if not isinstance(entry, Mapping) or is_grid(entry):
-                break  # below an entry that has dicts as values
+                break  # below an entry with dicts as values
             if key not in entry:
                 raise ConfigError(
                     f"{given_as} has the entry {show_path(path)}, which the search space does not have. Add it to "

@@ -33,24 +33,24 @@ from powertrain.values.arguments import as_flag, as_whole, shorten
 
 @dataclass
 class _Draws:
-    """How far a generator has come."""
+    """The progress of a generator."""
 
     configs: Iterator[dict[str, Any]]
-    #: What was drawn for the trials that have not ended.
+    #: The draws of the trials that have not ended.
     live: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class BasicVariantGenerator(Searcher):
-    """Draws configurations at random and tries every combination of the grids. The default.
+    """Draw configurations at random and try every combination of the grids. The default.
 
     With ``num_samples=4`` and a grid of 3 values there are 12 trials: the whole grid 4 times, the distributions drawn
-    anew for each trial. The same seed gives the same configurations in the same order.
+    again for each trial. The same seed gives the same configurations in the same order.
 
     Args:
         points_to_evaluate: Configurations to try first. Entries that a point leaves out are drawn; grids that it
             leaves out are tried whole. Each point counts as one of ``num_samples``.
-        max_concurrent: How many trials may run at a time; 0 for no limit.
-        constant_grid_search: Whether distributions are drawn once for all combinations of a grid instead of anew for
+        max_concurrent: Maximum number of concurrent trials; 0 for no limit.
+        constant_grid_search: Whether distributions are drawn once for all combinations of a grid instead of again for
             each. Functions of ``sample_from`` that read a grid are still called for each.
         random_state: A seed or a generator of numpy or ``random`` to take one from. By default it is taken from
             numpy's global generator, so that ``numpy.random.seed`` has its effect.
@@ -81,7 +81,7 @@ class BasicVariantGenerator(Searcher):
         self._is_constant = as_flag(
             constant_grid_search, "BasicVariantGenerator(constant_grid_search=...)", ConfigError
         )
-        #: What every draw follows from.
+        #: The seed of all draws.
         self.seed = make_seed(random_state)
         self._has_given_seed = random_state is not None
         self._space: Mapping[str, Any] = {}
@@ -103,12 +103,12 @@ class BasicVariantGenerator(Searcher):
         return super().set_search_properties(metric, mode, config)
 
     def set_num_samples(self, num_samples: int) -> None:
-        """Set how many times the whole grid is tried; -1 for no end."""
+        """Set the number of repetitions of the whole grid; -1 for no limit."""
         self._num_samples = as_whole(num_samples, "TuneConfig(num_samples=...)", -1, 2**62, ConfigError)
         self.restart()
 
     def total_trials(self) -> int | None:
-        """Return the number of trials; None where they have no end."""
+        """Return the number of trials; None if unlimited."""
         if self._num_samples < 0:
             return None
         of_points = sum(len(grid_points(with_values(self._space, point))) for point in self._points)
@@ -170,7 +170,9 @@ def _draw_constants(space: Mapping[str, Any], rng: random.Random) -> dict[Path, 
         for path, function in list(waiting.items()):
             try:
                 value = function.sample(rng, _without_unknown(space, drawn))
-            except Exception:  # it reads a grid or another function; a real failure comes up again in resolve
+            except (
+                Exception
+            ):  # it depends on a grid or another function; a real failure is raised again in resolve
                 continue
             drawn[path] = value.sample(rng) if isinstance(value, Domain) else value
             del waiting[path]
@@ -179,7 +181,7 @@ def _draw_constants(space: Mapping[str, Any], rng: random.Random) -> dict[Path, 
 
 
 def _without_unknown(space: Mapping[str, Any], drawn: Mapping[Path, Any]) -> dict[str, Any]:
-    """The configuration as far as it is known: without grids, and without functions that have not been called."""
+    """Return the known part of the configuration: without grids, and without functions that have not been called."""
     config: dict[str, Any] = {}
     for path, value in walk(space):
         if path not in drawn and (isinstance(value, Domain) or is_grid(value)):
@@ -192,7 +194,7 @@ def _without_unknown(space: Mapping[str, Any], drawn: Mapping[Path, Any]) -> dic
 
 
 def make_seed(random_state: Any) -> int:
-    """Return the seed that a seed or generator stands for.
+    """Return the seed for a seed or generator.
 
     Args:
         random_state: A whole number, a ``random.Random``, a ``RandomState`` or ``Generator`` of numpy, of which one

@@ -1,4 +1,4 @@
-"""Searchers by name, and what to use in place of the searchers of Ray Tune that are not here."""
+"""Searchers by name, and replacements for unsupported searchers of Ray Tune."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from powertrain.tune.search.optuna import OptunaSearch
 from powertrain.tune.space import Function, find_domains, is_grid, walk
 from powertrain.values.arguments import shorten
 
-#: The searchers that ``search_alg`` and :func:`create_searcher` know by name.
+#: The searchers that ``search_alg`` and :func:`create_searcher` accept by name.
 _BY_NAME: dict[str, type[Searcher]] = {
     "variant_generator": BasicVariantGenerator,
     "random": BasicVariantGenerator,
     "optuna": OptunaSearch,
 }
-#: How to search much like a searcher that is not here.
+#: Replacement for an unsupported searcher.
 _TPE = "OptunaSearch()"
 _GAUSSIAN = "OptunaSearch(sampler=optuna.samplers.GPSampler())"
 _EVOLUTION = "OptunaSearch(sampler=optuna.samplers.CmaEsSampler())"
-#: The searchers of Ray Tune that are not here, by the name of their module: their classes, and what to use instead.
+#: Unsupported searchers of Ray Tune, by the name of their module: their classes and replacements.
 _NOT_HERE: dict[str, tuple[tuple[str, ...], str]] = {
     "ax": (("AxSearch",), _GAUSSIAN),
     "bayesopt": (("BayesOptSearch",), _GAUSSIAN),
@@ -56,15 +56,15 @@ def choose_searcher(
     mode: Objective = None,
     seed: int | None = None,
 ) -> Searcher:
-    """Return the searcher of a sweep, which has taken its metric, mode and space.
+    """Return the searcher of a sweep, with metric, mode and space set.
 
     Args:
         search_alg: None for random draws and grids; a searcher; or a name: "random", "variant_generator", "optuna",
-            or "auto" for Optuna where it is installed, the space has distributions and no grid, and there is a metric.
+            or "auto" for Optuna if it is installed, the space has distributions and no grid, and there is a metric.
         space: The ``param_space``.
         metric: The metric of ``TuneConfig``.
         mode: The mode of ``TuneConfig``.
-        seed: The seed of a searcher that is made here. A searcher that was given has its own.
+        seed: The seed of a searcher that is created here. A searcher object has its own.
 
     Raises:
         ConfigError: There is no such searcher, or it cannot search this space.
@@ -88,7 +88,7 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
 
     Args:
         search_alg: "random", "variant_generator" or "optuna".
-        **kwargs: Arguments of its class. Those that it does not have are accepted, as in Ray, without effect.
+        **kwargs: Arguments of its class. Unknown ones are accepted, as in Ray, without effect.
 
     Returns:
         The searcher, for ``TuneConfig``.
@@ -113,14 +113,14 @@ def create_searcher(search_alg: str, **kwargs: Any) -> Searcher:
 
 
 def refuse_ray_searcher(name: str) -> None:
-    """Raise :class:`ConfigError` for the name of a module or class of a searcher of Ray Tune that is not here."""
+    """Raise :class:`ConfigError` for the module or class name of an unsupported searcher of Ray Tune."""
     module = name if name in _NOT_HERE else _NOT_HERE_CLASSES.get(name)
     if module is not None:
         raise ConfigError(_describe_missing(name, module))
 
 
 def register_ray_paths(package: str) -> None:
-    """Make the import lines of ``ray.tune.search`` work below ``package``, or say what to import instead."""
+    """Make imports of ``ray.tune.search`` work below ``package``, or name the replacement."""
     for name, module in _OTHER_PATHS.items():
         sys.modules.setdefault(f"{package}.{name}", module)
     for name in _NOT_HERE:
@@ -128,14 +128,14 @@ def register_ray_paths(package: str) -> None:
 
 
 class _MissingModule(ModuleType):
-    """The module of a searcher that is not here. Importing its class says what to use instead."""
+    """The module of an unsupported searcher. Importing its class names the replacement."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # cloudpickle sends the modules below a package along with a function that uses the package.
+        # cloudpickle pickles the submodules of a package along with a function that uses the package.
         return importlib.import_module, (self.__name__,)
 
     def __getattr__(self, name: str) -> Any:
-        # Other names are missing as from any module: tools look for names in all modules there are.
+        # Other names raise AttributeError as in any module: tools look up names in all loaded modules.
         if name in _NOT_HERE_CLASSES:
             refuse_ray_searcher(name)
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -170,7 +170,7 @@ def _describe_missing(name: str, module: str) -> str:
 
 
 def _describe_refusal(search_alg: Any) -> str:
-    """Say why an object is not a searcher, and what to give."""
+    """Return the reason why an object is not a searcher, and the accepted values."""
     if isinstance(search_alg, type):
         return f"search_alg={search_alg.__name__} is a class. Call it: search_alg={search_alg.__name__}()."
     of = type(search_alg)
@@ -191,7 +191,7 @@ def _describe_refusal(search_alg: Any) -> str:
 
 
 def _is_for_optuna(space: Mapping[str, Any]) -> bool:
-    """Whether Optuna is there and would have something to learn."""
+    """Return whether Optuna is installed and can learn from results."""
     if importlib.util.find_spec("optuna") is None or any(is_grid(value) for _, value in walk(space)):
         return False
     return any(not isinstance(domain, Function) for domain in find_domains(space).values())

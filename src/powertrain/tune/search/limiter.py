@@ -16,19 +16,19 @@ class _LiveTrials:
     """The trials that count towards the limit."""
 
     running: set[str] = field(default_factory=set)
-    #: Trials of a batch that ended, in the order of their ends, with what the searcher will be told.
+    #: Ended trials of a batch, in the order of their ends, with the arguments for the searcher.
     ended: dict[str, tuple[Mapping[str, Any] | None, bool]] = field(default_factory=dict)
 
 
 class ConcurrencyLimiter(SearcherWrapper):
-    """Suggests nothing while ``max_concurrent`` trials run.
+    """Limit the number of concurrent trials to ``max_concurrent``.
 
     Searchers that learn suggest better the more results they know; fewer trials at a time means better suggestions.
 
     Args:
         searcher: The searcher that suggests.
-        max_concurrent: How many of its trials may run at a time.
-        batch: Whether the searcher is told about results only when all running trials have ended.
+        max_concurrent: Maximum number of its concurrent trials.
+        batch: Whether the searcher receives results only when all running trials have ended.
 
     Raises:
         ConfigError: An argument cannot be used.

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial, TrialState
 
-#: The attribute of a trial of the study that has the trial's id in the sweep.
+#: The attribute of a study's trial with its id in the sweep.
 _TRIAL_ID = "powertrain_trial_id"
-#: The attribute of a trial that has its place in ``points_to_evaluate``.
+#: The attribute of a trial with its index in ``points_to_evaluate``.
 _POINT = "powertrain_point"
 
 _logger = module_logger(__name__)
@@ -71,13 +71,13 @@ class _StudyInProgress:
     rng: random.Random
     stored: Study | None = None
     trials: dict[str, Trial] = field(default_factory=dict)
-    #: Trials that the study did not suggest: their values by name, and what they have reported by step.
+    #: Trials that the study did not suggest: their values by name, and their reports by step.
     adopted: dict[str, tuple[dict[str, Any], dict[int, float]]] = field(default_factory=dict)
-    #: What was suggested for each of them, by path.
+    #: The suggestion for each trial, by path.
     drawn: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: The newest step that each trial has reported.
     steps: dict[str, int] = field(default_factory=dict)
-    #: Whether the sampler has been through its whole space.
+    #: Whether the sampler has exhausted its space.
     is_exhausted: bool = False
 
 
@@ -89,9 +89,9 @@ class OptunaSearch(Searcher):
     normal distribution is searched by its quantile, between 3.7 standard deviations to either side.
 
     Args:
-        space: The space, where it is not ``param_space``: a dict of distributions, ours or Optuna's, "a/b" for nested
-            entries; or a function that calls the ``suggest_...`` methods of the trial it is given and returns a dict of
-            constants or None. Entries may then depend on each other. Constants of ``param_space`` are added.
+        space: The space, if it is not ``param_space``: a dict of distributions, Powertrain's or Optuna's, "a/b" for
+            nested entries; or a function that calls the ``suggest_...`` methods of the trial it is given and returns a
+            dict of constants or None. Entries may then depend on each other. Constants of ``param_space`` are added.
         metric: The metric to improve; a list for several objectives.
         mode: "min" or "max"; a list for several objectives.
         points_to_evaluate: Configurations to try first. Entries that a point leaves out are suggested.
@@ -101,7 +101,7 @@ class OptunaSearch(Searcher):
             before this sweep began count as results. Trials that other processes add later do not.
         seed: The seed of the default sampler and of functions. Without one a seed is chosen and kept, also when the
             searcher is pickled. Has no effect on a ``sampler``, which has a seed of its own.
-        evaluated_rewards: The metrics of ``points_to_evaluate`` where they are known: the points are not tried again.
+        evaluated_rewards: The metrics of ``points_to_evaluate``, if known: the points are not tried again.
 
     Raises:
         ConfigError: An argument cannot be used, or Optuna is not installed.
@@ -139,7 +139,7 @@ class OptunaSearch(Searcher):
                 "Accepted as in Ray, but without effect here: OptunaSearch(seed=%s) (give the seed to the sampler).",
                 seed,
             )
-        #: What the suggestions of the default sampler follow from.
+        #: The seed of the default sampler.
         self.seed = (
             secrets.randbelow(2**32)
             if seed is None
@@ -210,7 +210,7 @@ class OptunaSearch(Searcher):
         if run is None or not is_known or not isinstance(self.metric, str):
             return
         value, step = find_number(result, self.metric), find_number(result, "training_iteration")
-        # A trial that was started again may repeat iterations.
+        # A restarted trial may repeat iterations.
         if value is None or step is None or step <= run.steps.get(trial_id, -1):
             return
         run.steps[trial_id] = int(step)
@@ -220,7 +220,7 @@ class OptunaSearch(Searcher):
             run.trials[trial_id].report(value, int(step))
 
     def adopt(self, trial_id: str, config: Mapping[str, Any]) -> bool:
-        """See :meth:`Searcher.adopt`. The study gets the trial when it ends; what it suggested counts as failed."""
+        """See :meth:`Searcher.adopt`. The trial is added to the study when it ends; the suggestion counts as failed."""
         run = self._progress = self._progress or self._begin_study(trial_id)
         try:
             parameters = self._encode(config, f"The configuration of {trial_id}")
@@ -237,7 +237,9 @@ class OptunaSearch(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Tell the study. A trial without a number for each metric counts as pruned, or failed with several metrics."""
+        """Report an ended trial. Without a number for each metric it counts as pruned, or failed with several
+        metrics.
+        """
         run = self._progress
         if run is None or (trial_id not in run.trials and trial_id not in run.adopted):
             return
@@ -251,7 +253,7 @@ class OptunaSearch(Searcher):
         elif None not in values:
             state, told = states.COMPLETE, [value for value in values if value is not None]
         else:
-            # Samplers learn from a pruned trial that its place is bad, and nothing from a failed one.
+            # Samplers learn from a pruned trial that its region is bad, and nothing from a failed one.
             state = states.PRUNED if len(values) == 1 else states.FAIL
         if trial_id in run.adopted:
             parameters, steps = run.adopted.pop(trial_id)
@@ -266,7 +268,7 @@ class OptunaSearch(Searcher):
     def _tell(
         self, run: _StudyInProgress, trial_id: str, state: TrialState, told: list[float] | None
     ) -> FrozenTrial:
-        """Tell the study how one of its trials has ended; return the trial."""
+        """Report the end of a trial to the study; return the trial."""
         samplers = import_optuna().samplers
         trial = run.trials.pop(trial_id)
         try:
@@ -286,7 +288,7 @@ class OptunaSearch(Searcher):
         pruned: bool = False,
         intermediate_values: Sequence[float] | None = None,
     ) -> None:
-        """See :meth:`Searcher.add_evaluated_point`. Before the sweep has begun, the point is kept until then."""
+        """See :meth:`Searcher.add_evaluated_point`. Points added before the sweep begins are kept until then."""
         point = _EvaluatedPoint(dict(parameters), value, error, pruned, intermediate_values)
         if self._progress is not None:
             self._progress.study.add_trial(self._freeze(point))
@@ -300,7 +302,7 @@ class OptunaSearch(Searcher):
     # ----------------------------------------------------------------------- the study
 
     def _check_search(self) -> None:
-        """Raise :class:`ConfigError` where there is no space or no metric, or a point is not one of the space."""
+        """Raise :class:`ConfigError` if there is no space or no metric, or a point is not in the space."""
         if not self._parameters and not callable(self._space):
             raise ConfigError(
                 "OptunaSearch has nothing to search: neither its space nor param_space has a distribution. Add one, "
@@ -358,7 +360,7 @@ class OptunaSearch(Searcher):
         return stored
 
     def _store(self, stored: Study, trial: FrozenTrial) -> None:
-        """Write an ended trial to the storage, unless a process that had this sweep before has done so."""
+        """Write an ended trial to the storage, unless an earlier process of this sweep has done so."""
         trial_id = trial.user_attrs[_TRIAL_ID]
         try:
             written = stored.get_trials(deepcopy=False)
@@ -379,11 +381,11 @@ class OptunaSearch(Searcher):
     # ----------------------------------------------------------------------- configurations
 
     def _whole_space(self) -> dict[str, Any]:
-        """The entries of both spaces; with a function as space, those of ``param_space``."""
+        """Return the entries of both spaces; with a function as space, those of ``param_space``."""
         return with_values(self._param_space, {} if callable(self._space) else self._space or {})
 
     def _make_config(self, trial: Trial, rng: random.Random) -> dict[str, Any]:
-        """Make the configuration of a trial: what was suggested, constants, and then the functions."""
+        """Build the configuration of a trial: suggested values, constants, and then the functions."""
         number = trial.user_attrs.get(_POINT)
         point = {} if number is None else self._points[number]
         if callable(self._space):
@@ -406,7 +408,7 @@ class OptunaSearch(Searcher):
         )
 
     def _call_space(self, trial: Any) -> Mapping[str, Any]:
-        """Call the function that defines the space; returns its constants."""
+        """Call the function that defines the space; return its constants."""
         assert callable(self._space)
         try:
             constants = self._space(trial)
@@ -441,7 +443,7 @@ class OptunaSearch(Searcher):
         ]
 
     def _encode(self, point: Mapping[str, Any], given_as: str) -> dict[str, Any]:
-        """Return the values of the study in a point, by name."""
+        """Return the study's values for a point, by name."""
         if callable(self._space):
             return {"/".join(path): value for path, value in walk(point)}
         space = self._whole_space()
@@ -479,7 +481,7 @@ class OptunaSearch(Searcher):
         steps: Mapping[int, float] | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> FrozenTrial:
-        """Return a trial of the study with these values of its parameters; by default one that has failed."""
+        """Return a trial of the study with these parameter values; failed by default."""
         optuna = import_optuna()
         known = dict(parameters)
         distributions = {
@@ -520,7 +522,7 @@ def _check_given_space(space: Any) -> Any:
 
 
 def _are_close(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two sets of parameters are the same up to rounding."""
+    """Return whether two sets of parameters are equal up to rounding."""
     return one.keys() == other.keys() and all(
         math.isclose(value, other[name], rel_tol=1e-9)
         if isinstance(value, float) and isinstance(other[name], float)
@@ -530,6 +532,6 @@ def _are_close(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _match_keys(point: Mapping[str, Any], space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a point with "a/b" as an entry of an entry, unless the space has it as one key."""
+    """Return a point with "a/b" nested, unless the space has it as one key."""
     matched: dict[str, Any] = {key: value for key, value in point.items() if key in space or "/" not in key}
     return with_values(matched, nest({key: value for key, value in point.items() if key not in matched}))

@@ -1,4 +1,4 @@
-"""The same configuration several times, for metrics that differ from run to run."""
+"""Repeated trials of a configuration, for metrics that vary between runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from powertrain.text.loggers import module_logger
 from powertrain.tune.search.base import Searcher, SearcherWrapper, find_number
 from powertrain.values.arguments import as_flag, as_whole
 
-#: The entry of a configuration that says which of its repetitions a trial is, from 0.
+#: The configuration entry with the index of a repetition, from 0.
 TRIAL_INDEX = "__trial_index__"
 
 _logger = module_logger(__name__)
@@ -20,12 +20,12 @@ _logger = module_logger(__name__)
 
 @dataclass
 class _Group:
-    """The trials of one configuration. The searcher knows the first of them."""
+    """The trials of one configuration. The searcher knows only the first."""
 
     first: str
     config: dict[str, Any]
     trials: list[str] = field(default_factory=list)
-    #: By trial its last report, or None where it failed or has none; trials that have not ended are missing.
+    #: The last report of each ended trial; None if it failed or has none.
     results: dict[str, Mapping[str, Any] | None] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
 
@@ -39,15 +39,15 @@ class _Groups:
 
 
 class Repeater(SearcherWrapper):
-    """Tries each suggestion several times and tells the searcher the mean of the metric.
+    """Try each suggestion several times and report the mean of the metric to the searcher.
 
     ``num_samples`` counts the repetitions: with ``num_samples=15`` and ``repeat=5`` there are 3 suggestions. Trials
     that fail or report no metric are left out of the mean. Schedulers that stop trials early compare repetitions with
-    each other; better use none.
+    each other, and are not recommended.
 
     Args:
         searcher: The searcher that suggests.
-        repeat: How many trials there are of each suggestion.
+        repeat: Number of trials per suggestion.
         set_index: Whether the configuration has an entry ``TRIAL_INDEX``, from 0 to ``repeat - 1``, to seed from.
 
     Raises:
@@ -67,7 +67,7 @@ class Repeater(SearcherWrapper):
         self._progress = _Groups()
 
     def set_num_samples(self, num_samples: int) -> None:
-        """Take ``num_samples``, which counts the repetitions; -1 for no end."""
+        """Set ``num_samples``, which counts the repetitions; -1 for no limit."""
         if num_samples > 0 and num_samples % self.repeat:
             _logger.warning(
                 "num_samples=%d is not a multiple of Repeater(repeat=%d): the searcher learns nothing from the last, "
@@ -108,11 +108,9 @@ class Repeater(SearcherWrapper):
         return config
 
     def adopt(self, trial_id: str, config: Mapping[str, Any]) -> bool:
-        """See :meth:`Searcher.adopt`. The first trial of a group decides what the group is."""
+        """See :meth:`Searcher.adopt`. The first trial determines the configuration of its group."""
         group = self._progress.by_trial.get(trial_id)
-        if (
-            group is None or len(group.results) == self.repeat
-        ):  # not of a group, or the searcher knows its mean
+        if group is None or len(group.results) == self.repeat:  # not in a group, or the searcher has its mean
             return False
         group.results.pop(trial_id, None)
         group.failed.discard(trial_id)
@@ -125,7 +123,7 @@ class Repeater(SearcherWrapper):
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Tell the searcher the mean, once every trial of the group has ended."""
+        """Report the mean to the searcher, once every trial of the group has ended."""
         group = self._progress.by_trial.get(trial_id)
         if group is None or trial_id in group.results:
             return
@@ -137,7 +135,7 @@ class Repeater(SearcherWrapper):
             self.searcher.on_trial_complete(group.first, self._average(group), has_failed)
 
     def _average(self, group: _Group) -> dict[str, float] | None:
-        """The mean of each metric over the trials that have it; None where none has any."""
+        """Return the mean of each metric over the trials that have it; None if there are none."""
         names = self.metric if isinstance(self.metric, list) else [self.metric] if self.metric else []
         means = {}
         for name in names:

@@ -1,4 +1,4 @@
-"""Samplers and storages of Optuna: checked and copied for a search whose draws follow from a seed."""
+"""Samplers and storages of Optuna: checked and copied for a reproducible search."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_storage(storage: Any) -> Any:
 
 
 def copy_sampler(sampler: Any) -> BaseSampler:
-    """Return a sampler of its own for the search, whose random numbers are the same after every pickling."""
+    """Return a copy of a sampler for the search, with random numbers that are the same after every pickling."""
     if not isinstance(sampler, import_optuna().samplers.BaseSampler):
         raise ConfigError(
             f"OptunaSearch(sampler={shorten(sampler)}) is not a sampler of Optuna. Give an instance, such as "
@@ -50,7 +50,7 @@ def copy_sampler(sampler: Any) -> BaseSampler:
 
 
 def _choose_seeds(sampler: BaseSampler) -> None:
-    """Make the generators of a sampler, which samplers without a seed make when they first draw."""
+    """Create the generators of a sampler, which samplers without a seed create on their first draw."""
     for value in vars(sampler).values():
         if type(value).__name__ == "LazyRandomState":
             _ = value.rng
@@ -59,7 +59,7 @@ def _choose_seeds(sampler: BaseSampler) -> None:
 
 
 def find_earlier(stored: Study, first_trial: str) -> list[FrozenTrial]:
-    """Return the trials that had ended when a sweep began: also after a restart of it, when there are more."""
+    """Return the trials that had ended when a sweep began, also after a restart when there are more."""
     key = f"{_BEGAN_WITH}{first_trial}"
     trials = stored.get_trials()
     if key not in stored.user_attrs:
@@ -70,7 +70,7 @@ def find_earlier(stored: Study, first_trial: str) -> list[FrozenTrial]:
 
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Keep Optuna from logging below warnings, such as that a study was created."""
+    """Silence Optuna's logs below warnings, such as that a study was created."""
     levels = import_optuna().logging
     before = levels.get_verbosity()
     levels.set_verbosity(max(before, levels.WARNING))

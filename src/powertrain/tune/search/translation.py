@@ -1,4 +1,4 @@
-"""Search spaces in terms of Optuna: each distribution as a parameter of a study, and its values back."""
+"""Translation of search spaces to Optuna: each distribution as a parameter of a study, and its values back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: A normal distribution is searched between these quantiles: 3.7 standard deviations to either side.
 _LOWEST_QUANTILE, _HIGHEST_QUANTILE = 1e-4, 1 - 1e-4
-#: Values that every storage of Optuna can keep as choices.
+#: Types that every storage of Optuna accepts as choices.
 _PLAIN_CHOICES = (type(None), bool, int, float, str)
 
 
@@ -33,10 +33,10 @@ class Parameter:
     """An entry of a search space as a parameter of a study.
 
     Attributes:
-        path: Where the entry is.
+        path: The path of the entry.
         distribution: The distribution of the study.
-        to_config: Makes the value of the configuration from that of the study.
-        to_study: Makes the value of the study from that of a configuration.
+        to_config: Converts a value of the study to the configuration.
+        to_study: Converts a value of the configuration to the study.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class Parameter:
         return "/".join(self.path)
 
     def encode(self, value: Any, given_as: str) -> Any:
-        """Return the value of the study for one of a configuration.
+        """Convert a value of a configuration to the study.
 
         Raises:
             ConfigError: The distribution cannot have this value.
@@ -106,12 +106,12 @@ def translate_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
 
 
 def list_grids(space: Mapping[str, Any]) -> list[str]:
-    """Return the names of the grids of a space, as they are shown."""
+    """Return the display names of the grids of a space."""
     return [show_path(path) for path, entry in walk(space) if is_grid(entry)]
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict in which the key "a/b" has become an entry "b" of an entry "a".
+    """Return a dict with the key "a/b" nested as entry "b" of entry "a".
 
     Raises:
         ConfigError: An entry would have two values.
@@ -164,13 +164,13 @@ def _translate_float(path: Path, domain: Float, distributions: ModuleType) -> Pa
     step = domain.step
     if step is None:
         return Parameter(path, distributions.FloatDistribution(domain.lower, domain.upper, log=domain.is_log))
-    # A quotient such as 0.3 / 0.1 is a little below the whole number that it stands for.
+    # A quotient such as 0.3 / 0.1 is slightly below the exact integer.
     first, last = math.ceil(round(domain.lower / step, 9)), math.floor(round(domain.upper / step, 9))
 
     def round_to_step(value: float) -> float:
         return round(min(max(round(value / step), first), last) * step, 12)
 
-    if domain.is_log:  # Optuna has no steps on a logarithmic scale: searched without, rounded afterwards
+    if domain.is_log:  # Optuna has no steps on a logarithmic scale: search without steps, round afterwards
         distribution = distributions.FloatDistribution(domain.lower, domain.upper, log=True)
     else:
         distribution = distributions.FloatDistribution(
@@ -212,7 +212,7 @@ def _translate_normal(path: Path, domain: Normal, distributions: ModuleType) -> 
 def _translate_choice(path: Path, values: Sequence[Any], distributions: ModuleType) -> Parameter:
     if all(type(value) in _PLAIN_CHOICES for value in values):
         return Parameter(path, distributions.CategoricalDistribution(tuple(values)))
-    # Lists, dicts and objects by a text that names them: storages cannot keep them as they are.
+    # Lists, dicts and objects are represented by text: storages cannot keep them.
     labels = [f"{number}: {shorten(value)}" for number, value in enumerate(values)]
 
     def find_label(value: Any) -> str:
@@ -232,5 +232,5 @@ def _translate_choice(path: Path, values: Sequence[Any], distributions: ModuleTy
 def _is_equal(first: Any, second: Any) -> bool:
     try:
         return type(first) is type(second) and bool(first == second)
-    except Exception:  # arrays, whose comparison is an array
+    except Exception:  # comparing arrays gives an array
         return False

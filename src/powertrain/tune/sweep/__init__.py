@@ -1,1 +1,1 @@
-"""How a sweep runs: its journal, its decisions, and the threads that run its trials."""
+"""Execution of a sweep: its journal, its decisions, and the threads that run its trials."""

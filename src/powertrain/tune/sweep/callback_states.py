@@ -1,4 +1,4 @@
-"""Keeps what callbacks of a sweep return from ``get_state``, for the driver that restores the sweep."""
+"""Storage of callback states (``get_state``), for the driver that restores the sweep."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CallbackStates:
     Args:
         storage: The storage of the sweep.
         callbacks: The callbacks.
-        tell: Shows one sentence to the user.
+        tell: Prints one sentence for the user.
     """
 
     def __init__(self, storage: Storage, callbacks: CallbackList, tell: Callable[[str], None]) -> None:
@@ -32,18 +32,18 @@ class CallbackStates:
         self._stored = b""
 
     def restore(self) -> None:
-        """Hand the callbacks the states that an earlier driver has stored."""
+        """Restore the states of the callbacks that an earlier driver has stored."""
         try:
             self._callbacks.set_state(kept_pickles.loads(record.open_signed(self._storage, _KEY)))
         except FileNotFoundError:
             return
-        except Exception as error:  # not of this user, damaged, or of a class that is not there any more
+        except Exception as error:  # by another user, damaged, or of a class that no longer exists
             self._tell(
                 f"The callbacks begin without their earlier states, which cannot be opened ({describe_error(error)})."
             )
 
     def store(self) -> None:
-        """Store the states where they have changed."""
+        """Store the states that have changed."""
         import cloudpickle
 
         try:
@@ -53,7 +53,7 @@ class CallbackStates:
                 return
             signed.put(self._storage, signed.sign(self._storage, _KEY, data))
             self._stored = data
-        except Exception as error:  # an object that cannot be pickled, or a full disk: the sweep goes on
+        except Exception as error:  # an object that cannot be pickled, or a full disk: the sweep continues
             self._tell(
                 f"The states of the callbacks are not kept for a restart of the sweep: {describe_error(error)}."
             )

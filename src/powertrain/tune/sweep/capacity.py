@@ -1,4 +1,4 @@
-"""How many trials run at a time: as many as the machine or the cluster has room for."""
+"""Number of concurrent trials: as many as the machine or the cluster has room for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def count_concurrent_trials(trainer: DataParallelTrainer, most: int | None) -> int:
-    """Return how many trials of a trainer run at a time, at least one.
+    """Return the number of concurrent trials of a trainer, at least one.
 
     Args:
         trainer: A trainer with the resources of a trial.
-        most: The user's bound; None or 0 for none.
+        most: The user's limit; None or 0 for none.
 
     Raises:
         ConfigError: The trainer runs under torchrun, whose processes are those of one run.

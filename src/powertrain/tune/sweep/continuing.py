@@ -1,4 +1,4 @@
-"""What a driver does first with a sweep of earlier ones: what the two scripts share, and which trials run again."""
+"""Resuming a sweep of earlier drivers: comparison of the scripts, and the trials that run again."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _GENERATORS = ("LazyRandomState", "RandomState", "Generator")
 
 
 def load_kept(storage: Storage) -> dict[str, Any]:
-    """Return the arguments that a sweep keeps; {} where this user cannot open them here."""
+    """Return the stored arguments of a sweep; {} if this user cannot load them here."""
     try:
         return record.load_arguments(storage)
-    except Exception:  # not kept, of another user, or with classes that are not there any more
+    except Exception:  # not stored, by another user, or with classes that no longer exist
         return {}
 
 
 def choose_kept(kept: Mapping[str, Any], given: Searcher) -> Searcher:
-    """Return the kept searcher, which has the seed of the sweep, if the given one has the same arguments."""
+    """Return the stored searcher, which has the seed of the sweep, if the given one has the same arguments."""
     own = kept.get("searcher")
     return own if isinstance(own, Searcher) and are_alike(own, given) else given
 
@@ -42,13 +42,13 @@ def choose_kept(kept: Mapping[str, Any], given: Searcher) -> Searcher:
 def describe_changes(
     kept: Mapping[str, Any], space: Mapping[str, Any], tune: TuneConfig, judge: Judge
 ) -> str:
-    """Return what a script does otherwise than the one that began the sweep, in words; "" for nothing.
+    """Return the differences of a script from the one that began the sweep, as text; "" for none.
 
     Args:
-        kept: The arguments that the sweep keeps; {} where they cannot be opened.
+        kept: The stored arguments of the sweep; {} if they cannot be loaded.
         space: The ``param_space`` of the script.
         tune: Its ``TuneConfig``.
-        judge: Has replayed what the earlier drivers have left.
+        judge: Has replayed the journal of the earlier drivers.
     """
     return " ".join(
         filter(None, (_describe_differing(kept, space, tune, judge), _describe_fewer(tune, judge)))
@@ -91,12 +91,12 @@ def _describe_differing(
 
 
 def resume_facts(judge: Judge, resume: ResumeConfig, num_samples: int, at: float) -> list[ev.SweepEvent]:
-    """Return the facts that follow from which trials are to run again. The judge has taken them.
+    """Return the facts for the trials that run again. The judge has applied them.
 
     Args:
-        judge: Has replayed what the earlier drivers have left.
-        resume: What becomes of failed trials, and of those that were under way.
-        num_samples: How many trials there are where the searcher does not know; -1 for no bound.
+        judge: Has replayed the journal of the earlier drivers.
+        resume: The treatment of failed and of unfinished trials.
+        num_samples: Number of trials if the searcher does not know it; -1 for no limit.
         at: The time of the facts.
     """
     state = judge.state
@@ -115,14 +115,14 @@ def resume_facts(judge: Judge, resume: ResumeConfig, num_samples: int, at: float
 
 
 def are_alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
-    """Return whether two arguments are the same as far as can be told, also in two processes.
+    """Return whether two arguments are equal as far as can be determined, also across processes.
 
-    Seeds that a searcher has chosen by itself, and the states of generators, are left out.
+    Seeds chosen by a searcher, and the states of generators, are ignored.
     """
     if one is other or depth == 0:
         return True
     if type(one) is not type(other):
-        # A class of the script is another one when it is unpickled by value.
+        # A class of the script is not identical after unpickling by value.
         return isinstance(one, type) and isinstance(other, type) and one.__qualname__ == other.__qualname__
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(are_alike(one[key], other[key], depth - 1) for key in one)

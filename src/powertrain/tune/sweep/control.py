@@ -1,7 +1,7 @@
-"""Lets the command line find a sweep that is under way, and end it so that it can be continued.
+"""Control socket of a running sweep, by which the command line stops it so that it can be resumed.
 
-A sweep has a control socket as runs have (see :mod:`powertrain.run.remote.protocol`). It answers ``powertrain stop
-SWEEP``; what concerns ranks is asked of a trial, which is a run.
+A sweep has a control socket as runs have (see :mod:`powertrain.run.remote.protocol`). It handles ``powertrain stop
+SWEEP``; requests about ranks go to a trial, which is a run.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from powertrain.storage import Storage
     from powertrain.tune.sweep.loop import SweepLoop
 
-#: Seconds that a client waits for a searcher or scheduler to come to its decision.
+#: Timeout of a client for the decision of a searcher or scheduler.
 _LOCK_TIMEOUT_S = 5.0
 
 
 def listen(
     loop: SweepLoop, name: str, lease: int, storage: Storage, stack: ExitStack, tell: Callable[[str], None]
 ) -> None:
-    """Answer questions to a sweep until the stack is left. Without a socket the sweep runs all the same.
+    """Serve requests to a sweep until the stack is closed. Without a socket the sweep runs all the same.
 
     Args:
-        loop: The loop of the sweep, whose first fact is in the journal.
+        loop: The loop of the sweep; its first fact is in the journal.
         name: The name of the sweep.
         lease: The number of its lease.
         storage: Where its journal grows.
-        stack: Removes what was made.
-        tell: Shows one sentence to the user.
+        stack: Removes the socket.
+        tell: Prints one sentence for the user.
     """
     from powertrain.engine.local import runtime_directories
 
@@ -51,7 +51,7 @@ def listen(
 
 
 class SweepVisits:
-    """Answers those who ask a sweep. Its methods may be called on any thread.
+    """Handler of requests to a sweep. Its methods may be called on any thread.
 
     Args:
         loop: The loop of the sweep.
@@ -61,12 +61,12 @@ class SweepVisits:
     def __init__(self, loop: SweepLoop, name: str) -> None:
         self._loop, self._name = loop, name
         self._guard = threading.Lock()
-        #: Whether the trials were told to end at once.
+        #: Whether the trials were told to end immediately.
         self._is_ending_now = False
         self._timers: list[threading.Timer] = []
 
     def post_request(self, question: protocol.Request, client: protocol.ControlClient) -> None:
-        """Answer one question."""
+        """Handle one request."""
         if isinstance(question, protocol.StopRequest):
             client.answer(*self._stop(question))
         elif isinstance(question, protocol.Describe):
@@ -80,7 +80,7 @@ class SweepVisits:
             )
 
     def describe(self) -> protocol.Description:
-        """Return how the sweep stands: ``workers`` counts the trials that run, ``row`` those that have ended."""
+        """Return the status of the sweep: ``workers`` counts the running trials, ``row`` the ended ones."""
         state = self._loop.state
         trials = list(state.trials.values())
         running, done = self._count_running(), sum(trial.is_ended for trial in trials)
@@ -93,7 +93,7 @@ class SweepVisits:
         )
 
     def close(self) -> None:
-        """End no trial any more."""
+        """Stop handling stop requests."""
         with self._guard:
             for timer in self._timers:
                 timer.cancel()
@@ -102,7 +102,7 @@ class SweepVisits:
             timer.join()
 
     def _stop(self, question: protocol.StopRequest) -> tuple[str, bool]:
-        """Return what will come of ``powertrain stop``, and whether it was heard."""
+        """Return the reply to ``powertrain stop``, and whether it was accepted."""
         if self._loop.state.state != "running":
             return f"The sweep {self._name!r} is over already: it has {self._loop.state.state}.", False
         running = self._count_running()
@@ -118,7 +118,7 @@ class SweepVisits:
         return " ".join([*words, "It can be continued."]), True
 
     def _interrupt(self, *, is_now: bool) -> None:
-        # Without the lock a trial that is just being started could be told twice, which ends it at once. A callback
+        # Without the lock, a trial that is being started could be notified twice, which ends it immediately. A callback
         # that hangs holds the lock, and must not keep the sweep from being stopped.
         has_lock = self._loop.lock.acquire(timeout=_LOCK_TIMEOUT_S)
         try:

@@ -1,4 +1,4 @@
-"""Copies the checkpoint of one trial into another, which then continues from it: the exploiting of PBT."""
+"""Copying of a checkpoint from one trial to another, which then continues from it: PBT's exploit step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from powertrain.checkpoint.manifest import Manifest
     from powertrain.storage import Storage
 
-#: Checkpoints of the source that are tried: one that its run removes meanwhile gives way to a newer one.
+#: Maximum number of source checkpoints to try: one that its run removes meanwhile is replaced by a newer one.
 _TRIES = 5
 
 
@@ -26,13 +26,13 @@ class Graft:
     Args:
         source: The storage of the other trial's run.
         row: The row that the trial has reached, which its copy of the checkpoint belongs to.
-        source_row: The row that the source had reached when it was chosen: the newest checkpoint up to it is taken, or
-            the newest of all where none is left of those.
+        source_row: The row that the source had reached when it was chosen: the newest checkpoint up to it is used, or
+            the newest of all if none of those is left.
     """
 
     def __init__(self, source: Storage, row: int, source_row: int) -> None:
         self._source, self._row, self._source_row = source, row, source_row
-        #: Why nothing was copied; "" where it was.
+        #: The reason why nothing was copied; "" on success.
         self.problem = ""
 
     def apply(self, storage: Storage, chain: Chain) -> None:
@@ -46,7 +46,7 @@ class Graft:
             try:
                 self._copy(manifest, storage, chain)
                 return
-            except FileNotFoundError as error:  # its run has removed it in favour of a newer one
+            except FileNotFoundError as error:  # its run has replaced it with a newer one
                 self.problem = f"the checkpoint {manifest.name} was removed while it was copied ({error})"
         raise CheckpointError(
             f"The checkpoint of {self._source.uri!r} could not be copied {_TRIES} times: {self.problem}. Keep more of "

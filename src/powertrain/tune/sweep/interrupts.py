@@ -1,4 +1,4 @@
-"""Ctrl-C and notices of the system end a sweep so that it can be continued."""
+"""Handling of Ctrl-C and preemption notices: the sweep ends so that it can be resumed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def interrupts_of(loop: SweepLoop) -> Iterator[list[str]]:
-    """Interrupt a sweep at Ctrl-C and at notices, for as long as the block lasts. In the main thread only.
+    """Interrupt a sweep on Ctrl-C and on preemption notices within the block. In the main thread only.
 
     Yields:
-        What has come so far: "interrupt" or "notice".
+        The events so far: "interrupt" or "notice".
     """
     received: list[str] = []
     if threading.current_thread() is not threading.main_thread():

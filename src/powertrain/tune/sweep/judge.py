@@ -1,8 +1,8 @@
-"""Decides what happens to trials: a function of the sweep's journal.
+"""Decisions about trials, as a function of the sweep's journal.
 
-The judge feeds the facts of the journal to the searcher, the scheduler and the stopper, in order, and turns their
-answers into facts. It has no clock, no files and no processes. After a restart :meth:`Judge.replay` repeats the calls,
-so all three are in the state they were in; decisions that are in the journal stand, whatever a changed scheduler says.
+The judge passes the facts of the journal to the searcher, the scheduler and the stopper, in order, and turns their
+replies into facts. It has no clock, no files and no processes. After a restart :meth:`Judge.replay` repeats the calls,
+so all three have the same state again; decisions in the journal take precedence over those of a changed scheduler.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from powertrain.tune.sweep.journal.state import SweepState, json_form, result_of
 from powertrain.tune.trial import Trial
 from powertrain.values.arguments import shorten
 
-#: Keeps a configuration that JSON cannot hold, and returns its key.
+#: Stores a configuration that JSON cannot represent, and returns its key.
 KeepConfig = Callable[[str, Mapping[str, Any]], str]
 
 
 class Judge:
-    """The searcher, scheduler and stopper of a sweep, and the state that they have led to.
+    """The searcher, scheduler and stopper of a sweep, and the resulting state.
 
     Args:
         searcher: Suggests configurations.
@@ -35,7 +35,7 @@ class Judge:
         stopper: Ends trials, or all of them.
         state: The state to keep up to date.
         name_trial: Returns the name of the run of a trial: f(trial_id, number, config, drawn values).
-        keep_config: Keeps configurations that JSON cannot hold.
+        keep_config: Stores configurations that JSON cannot represent.
         prefix: The first part of trial ids.
     """
 
@@ -52,13 +52,13 @@ class Judge:
         self.searcher, self.scheduler, self.stopper = searcher, scheduler, stopper
         self.state = state
         self._name_trial, self._keep_config, self.prefix = name_trial, keep_config, prefix
-        #: Decisions of the journal that a replay did not come to.
+        #: Decisions of the journal that a replay did not reproduce.
         self.changed_decisions = 0
-        #: Trials of the journal for which the searcher, in a replay, suggested something else.
+        #: Trials of the journal for which the searcher suggested something else in a replay.
         self.changed_suggestions = 0
-        #: Trials with a configuration that the searcher cannot take: it is not shown their results.
+        #: Trials with a configuration that the searcher does not accept: it does not receive their results.
         self._unknown_to_searcher: set[str] = set()
-        #: What followed from the newest fact of a replayed journal and is not in it: decisions, with their reasons.
+        #: Decisions on the newest fact of a replayed journal that are not in it, with their reasons.
         self._missing: list[tuple[Decision, str]] = []
 
     # ------------------------------------------------------------------ replaying
@@ -83,7 +83,7 @@ class Judge:
             self._missing += [each for each in decided if not self._is_void(each[0])]
 
     def complete_decisions(self, at: float) -> list[ev.SweepEvent]:
-        """Return the decisions that an earlier driver had come to, and died before it could write them down."""
+        """Return the decisions that an earlier driver reached but did not write before it died."""
         missing, self._missing = self._missing, []
         facts: list[ev.SweepEvent] = []
         for decision, reason in missing:
@@ -91,7 +91,7 @@ class Judge:
         return facts
 
     def _expect(self, event: ev.TrialDecided) -> None:
-        """Compare a decision of the journal with those that a replay has come to."""
+        """Compare a decision of the journal with those of a replay."""
         for each in self._missing:
             if (each[0].trial, each[0].action.value) == (event.trial, event.action):
                 self._missing.remove(each)
@@ -117,20 +117,20 @@ class Judge:
         return [(each, "") for each in decided]
 
     def _check_suggestion(self, event: ev.TrialAdded, found: Any) -> None:
-        """Let the searcher know what a trial ran with, where it has just suggested something else for it."""
+        """Pass a trial's actual configuration to the searcher if it has suggested something else."""
         if isinstance(found, dict):
             drawn = self.searcher.drawn_values(event.trial)
             own, kept = (dict(drawn), event.params) if event.params else (found, event.config)
             kept = {
                 name: value for name, value in kept.items() if name in own
-            }  # a scheduler may fill in others
+            }  # a scheduler may add other entries
             if _without_addresses(json_form(own)[0]) == _without_addresses(kept):
                 return
-        self.changed_suggestions += found != FINISHED  # which says that the script asks for fewer trials
+        self.changed_suggestions += found != FINISHED  # the script requests fewer trials
         self._tell_config(self.state.trials[event.trial])
 
     def _tell_config(self, trial: Trial) -> None:
-        """Let the searcher learn from a trial with this configuration, or not at all."""
+        """Let the searcher adopt a trial's configuration, or exclude the trial."""
         self._unknown_to_searcher.discard(trial.trial_id)
         if not self.searcher.adopt(trial.trial_id, trial.config):
             self.searcher.on_trial_complete(trial.trial_id, None, error=True)
@@ -144,14 +144,14 @@ class Judge:
             self.stopper.forget(trial.trial_id)
 
     def _adopt(self, event: ev.TrialDecided) -> None:
-        """Let the scheduler believe in what was decided, which a function that draws may give otherwise in a replay."""
+        """Let the scheduler adopt a decision, because a random function may give another result in a replay."""
         config = self.state.trials[event.trial].config if event.config is not None else None
         self.scheduler.adopt(Decision(event.trial, Action(event.action), event.source, config))
 
     # ------------------------------------------------------------------ new trials
 
     def suggest(self, at: float) -> list[ev.SweepEvent] | None:
-        """Return the facts of a new trial, or of the end of the search; None where the searcher has none now."""
+        """Return the facts of a new trial, or of the end of the search; None if the searcher has none now."""
         number = len(self.state.trials)
         trial_id = f"{self.prefix}_{number:05d}"
         found = self.searcher.suggest(trial_id)
@@ -191,7 +191,7 @@ class Judge:
         return [event, *self._facts(self.scheduler.on_trials_complete(), at)]
 
     def reopen_search(self, at: float) -> list[ev.SweepEvent]:
-        """Return the fact that there may be more trials after all."""
+        """Return the fact that the search is open again."""
         event = ev.SearchReopened(time=at)
         self.state.apply(event)
         return [event]
@@ -231,7 +231,7 @@ class Judge:
         at: float,
         is_saved: bool = False,
     ) -> ev.TrialReported:
-        """Return the fact of a report alone, which nothing is decided about."""
+        """Return the fact of a report alone, without decisions."""
         return ev.TrialReported(
             time=at,
             trial=trial.trial_id,
@@ -253,24 +253,24 @@ class Judge:
         return [event, *self._facts(decisions, at)]
 
     def stop(self, trial: Trial, reason: str, at: float) -> list[ev.SweepEvent]:
-        """Return the fact that a trial is to end, for a reason outside the scheduler."""
+        """Return the fact that a trial ends, for a reason outside the scheduler."""
         event = ev.TrialDecided(time=at, trial=trial.trial_id, action="stop", reason=reason)
         self.state.apply(event)
         return [event]
 
     def release(self, at: float) -> list[ev.SweepEvent]:
-        """Return what the scheduler decides about paused trials when nothing runs and nothing can be added."""
+        """Return the scheduler's decisions about paused trials when nothing runs and nothing can be added."""
         return self._facts(self.scheduler.on_stalled(), at, "no other trial can run")
 
     def awaits_members(self) -> bool:
-        """Whether trials take turns and some of them are still to be added."""
+        """Return whether trials take turns and some are still to be added."""
         if not self.scheduler.takes_turns or self.state.is_search_over:
             return False
         total = self.searcher.total_trials()
         return total is not None and len(self.state.trials) < total
 
     def _look_for_others(self, trial: Trial, event: ev.TrialReported) -> None:
-        """Tell the scheduler whether the trial that reports can make room for one that waits."""
+        """Set in the scheduler whether the reporting trial can yield its slot to one that waits."""
         if self.scheduler.takes_turns:
             self.scheduler.can_give_way = event.is_saved and (
                 any(
@@ -282,18 +282,18 @@ class Judge:
             )
 
     def revive(self, trial: Trial, fresh_name: str, at: float) -> list[ev.SweepEvent]:
-        """Return the fact that a failed trial runs again; under a new name where it begins anew."""
+        """Return the fact that a failed trial runs again; under a new name if it starts over."""
         event = ev.TrialRevived(time=at, trial=trial.trial_id, fresh_name=fresh_name)
         self.state.apply(event)
         self._show_revived(event)
         return [event]
 
     def _is_judged(self, trial: Trial) -> bool:
-        """Whether reports of a trial are decided about: not those that it makes on its way to an end or a pause."""
+        """Return whether reports of a trial lead to decisions: not those before a pending end or pause."""
         return trial.status == tr.RUNNING and trial.trial_id not in self.state.stops
 
     def _consult(self, trial: Trial, result: dict[str, Any]) -> tuple[list[Decision], str]:
-        """Show a report to the searcher, the scheduler and the stopper; return their decisions."""
+        """Pass a report to the searcher, the scheduler and the stopper; return their decisions."""
         if trial.trial_id not in self._unknown_to_searcher:
             self.searcher.on_trial_result(trial.trial_id, result)
         decisions = self.scheduler.on_trial_result(trial.trial_id, result)
@@ -317,7 +317,7 @@ class Judge:
         return self.scheduler.on_trial_end(trial.trial_id)
 
     def _is_void(self, decision: Decision) -> bool:
-        """Whether a decision changes nothing."""
+        """Return whether a decision has no effect."""
         trial = self.state.trials.get(decision.trial)
         if trial is None or trial.is_ended or decision.trial in self.state.stops:
             return True
@@ -325,7 +325,7 @@ class Judge:
         return decision.action is Action.CONTINUE and not is_change and trial.status != tr.PAUSED
 
     def _facts(self, decisions: Iterable[Decision], at: float, reason: str = "") -> list[ev.SweepEvent]:
-        """Return decisions as facts, and take them into the state. Those that change nothing are left out."""
+        """Return decisions as facts, and apply them to the state. Those without effect are omitted."""
         facts: list[ev.SweepEvent] = []
         for decision in decisions:
             if self._is_void(decision):
@@ -359,7 +359,7 @@ class Judge:
 def _added_values(
     suggested: Mapping[str, Any], filled: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-    """Return by path what a scheduler has added to a configuration."""
+    """Return the values that a scheduler has added to a configuration, by path."""
     added: dict[str, Any] = {}
     for key, value in filled.items():
         if isinstance(value, Mapping):
@@ -371,7 +371,7 @@ def _added_values(
 
 
 def _without_addresses(form: Any) -> Any:
-    """The JSON form of a configuration, with objects such as functions shown alike in every process."""
+    """Return the JSON form of a configuration, with objects such as functions shown alike in every process."""
     if isinstance(form, dict):
         return {key: _without_addresses(value) for key, value in form.items()}
     if isinstance(form, list):

@@ -1,8 +1,8 @@
-"""Runs the trials of a sweep, several at a time, and keeps its journal.
+"""The loop of a sweep: runs its trials concurrently, and writes its journal.
 
-Each of ``concurrency`` threads takes a trial, runs it to its end and takes the next. Whatever decides about trials (the
-:class:`Judge`, the journal, callbacks) is called under one lock: by the thread of the trial that reports or ends. The
-main thread waits, draws the table, and hears signals.
+Each of ``concurrency`` threads takes a trial, runs it to its end and takes the next. Decisions about trials (the
+:class:`Judge`, the journal, callbacks) are made under one lock, by the thread of the trial that reports or ends. The
+main thread waits, draws the table, and handles signals.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from powertrain.tune.trial import Trial
 #: Entries of a report that the sweep adds.
 _OWN_METRICS = frozenset({"training_iteration", "time_total_s", "time_this_iter_s"})
 _logger = module_logger(__name__)
-#: Seconds between two looks at the clock while trials run.
+#: Seconds between two checks of the time while trials run.
 _LOOK_INTERVAL_S = 0.5
-#: Seconds that trials have to come to a boundary once the sweep ends; as after Ctrl-C.
+#: Seconds for trials to reach a boundary once the sweep ends; as after Ctrl-C.
 _END_GRACE_S = 15.0
-#: Reports of a trial after which a limit for a metric that was never reported is probably a mistake.
+#: Number of reports after which a limit for a metric that was never reported is probably a mistake.
 _REPORTS_BEFORE_HINT = 10
 
 #: Starts the run of a trial: f(trial, its pending change, a function for its reports).
@@ -45,15 +45,15 @@ class SweepLoop:
 
     Args:
         judge: Decides about trials.
-        record: Keeps a fact in the journal.
-        start: Makes the run of a trial.
-        callbacks: The user's.
-        concurrency: How many trials run at a time.
-        num_samples: How many trials there are where the searcher does not know; -1 for no bound.
-        time_budget_s: Seconds after which no trial continues; None for no bound.
+        record: Writes a fact to the journal.
+        start: Creates the run of a trial.
+        callbacks: The user's callbacks.
+        concurrency: Number of concurrent trials.
+        num_samples: Number of trials if the searcher does not know it; -1 for no limit.
+        time_budget_s: Seconds after which no trial continues; None for no limit.
         fail_fast: Whether the first failed trial ends the sweep.
         metrics: The metrics that trials must report.
-        tell: Shows one sentence to the user.
+        tell: Prints one sentence for the user.
         on_trial_end: Called with each trial that has ended.
     """
 
@@ -78,28 +78,28 @@ class SweepLoop:
         self._on_trial_end = on_trial_end
         self._changed = threading.Condition(threading.RLock())
         self._running: dict[str, TrialRun] = {}
-        #: By trial why its run ends although the trial goes on: paused, or with another configuration.
+        #: The reason, by trial, of the end of a run whose trial continues: paused, or with another configuration.
         self._leaving: dict[str, str] = {}
-        #: Trials that threads have taken and not brought to an end.
+        #: Trials taken by threads and not finished.
         self._taken = 0
         self._threads = 0
-        #: Why no trial continues; "" while they do.
+        #: The reason why no trial continues; "" while they do.
         self._ending = ""
-        #: Whether the driver is leaving a sweep that can be continued.
+        #: Whether the driver is leaving a resumable sweep.
         self.is_interrupted = False
-        #: Whether trials that run are left to the next driver, after a fault or a failure that ends the sweep.
+        #: Whether running trials are left to the next driver, after an error that ends the sweep.
         self.is_left = False
-        #: How urgently runs are interrupted: see :meth:`TrialRun.interrupt`.
+        #: Urgency of interruption: see :meth:`TrialRun.interrupt`.
         self._interrupts = 0
-        #: When trials that have come to no boundary since the end of the sweep are ended, by the monotonic clock.
+        #: Deadline for trials to reach a boundary after the end of the sweep, by the monotonic clock.
         self._end_by: float | None = None
-        #: By trial that ended without any report what was missing.
+        #: The missing metric of each trial that ended without reporting it.
         self._silent: dict[str, str] = {}
-        #: Whether limits for metrics that are not reported were looked for.
+        #: Whether limits for unreported metrics were checked.
         self._has_checked_bounds = False
-        #: A fault that ends the sweep: bad input, or one of ours.
+        #: An error that ends the sweep: invalid input, or a bug.
         self.fault: BaseException | None = None
-        #: What ``fit`` of failed trials raised in this process.
+        #: Exceptions of failed trials in this process.
         self.errors: dict[str, BaseException] = {}
 
     @property
@@ -115,12 +115,12 @@ class SweepLoop:
     # ------------------------------------------------------------------ the main thread
 
     def begin(self, started: ev.SweepStarted, resume: Callable[[], Sequence[ev.SweepEvent]]) -> None:
-        """Record that this driver has taken the sweep, and what it does with trials of earlier drivers."""
+        """Record the start of this driver, and its treatment of the trials of earlier drivers."""
         self._keep([started])
         self._keep(resume(), apply=False)
 
     def conclude(self) -> None:
-        """Record how the sweep ended."""
+        """Record the end of the sweep."""
         self._callbacks.call("on_experiment_end", trials=list(self.state.trials.values()))
         is_over = not self.is_interrupted and not self.is_left and self.fault is None
         state = "finished" if is_over else "stopped" if self.is_interrupted else "failed"
@@ -129,7 +129,7 @@ class SweepLoop:
     def run(self, draw: Callable[[], None]) -> None:
         """Run trials until none is left. ``draw`` is called about twice a second."""
         began = time.monotonic()
-        self._look(began)  # before there are new trials: the time of a continued sweep may be over
+        self._look(began)  # before new trials: the time of a resumed sweep may have expired
         self._threads = self._concurrency
         for number in range(self._concurrency):
             threading.Thread(target=self._work, name=f"powertrain-trials-{number}", daemon=True).start()
@@ -145,7 +145,7 @@ class SweepLoop:
             raise self.fault
 
     def _look(self, began: float) -> None:
-        """End the sweep where its time is over, and then trials that do not come to a boundary."""
+        """End the sweep if its time has expired, and then trials that do not reach a boundary."""
         now = time.monotonic()
         try:
             if self._budget is not None and now - began >= self._budget:
@@ -159,14 +159,15 @@ class SweepLoop:
                 run.interrupt(2)
 
     def interrupt(self) -> None:
-        """Leave the sweep so that it can be continued; a second time ends the trials at once. Signal handlers may."""
+        """Leave the sweep so that it can be resumed; a second call ends the trials immediately. Safe in signal
+        handlers."""
         self.is_interrupted, self._ending = True, self._ending or "it was interrupted"
         self._interrupts += 1
         for run in list(self._running.values()):
             run.interrupt(self._interrupts)
 
     def end(self, reason: str) -> None:
-        """Begin no more trials, and end those that run."""
+        """Start no more trials, and end the running ones."""
         with self._changed:
             if self._ending:
                 return
@@ -178,13 +179,13 @@ class SweepLoop:
             self._changed.notify_all()
 
     def _fail(self, error: BaseException, reason: str = "the sweep has failed") -> None:
-        """End the sweep for a fault that is not the trials': they continue when it is mended."""
+        """End the sweep on an error outside the trials, which can be resumed once it is fixed."""
         with self._changed:
             self.fault = self.fault or error
             self._leave(reason)
 
     def _leave(self, reason: str) -> None:
-        """Begin no more trials, and leave those that run to the next driver."""
+        """Start no more trials, and leave the running ones to the next driver."""
         with self._changed:
             if self._ending:
                 return
@@ -200,7 +201,7 @@ class SweepLoop:
         try:
             while (taken := self._take()) is not None:
                 self._run_trial(*taken)
-        except BaseException as error:  # a fault of ours, or of the user's searcher, scheduler or stopper
+        except BaseException as error:  # a bug, or an error of the user's searcher, scheduler or stopper
             self._fail(error)
         finally:
             with self._changed:
@@ -208,7 +209,7 @@ class SweepLoop:
                 self._changed.notify_all()
 
     def _take(self) -> tuple[Trial, Exploit | None] | None:
-        """Wait for the next trial to run, and mark it as started; None when there is none any more."""
+        """Wait for the next trial to run, and mark it as started; None if none is left."""
         with self._changed:
             while True:
                 if not self.is_interrupted and not self.is_left:
@@ -222,7 +223,7 @@ class SweepLoop:
                     self._taken += 1
                     return trial, self.state.exploits.get(trial.trial_id)
                 if self.state.is_search_over and not was_over:
-                    continue  # which has decided about trials that waited for others to be added
+                    continue  # has decided about trials that waited for others to be added
                 if not self._taken and self._release_paused():
                     continue
                 if not self._taken and self.state.is_search_over:
@@ -231,14 +232,14 @@ class SweepLoop:
                 self._changed.wait(_LOOK_INTERVAL_S)
 
     def _end_stopped_trials(self) -> None:
-        """End the trials that were told to stop before a driver could do it."""
+        """End the trials whose stop no driver has carried out yet."""
         for trial_id, reason in list(self.state.stops.items()):
             trial = self.state.trials[trial_id]
             if trial_id not in self._running and not trial.is_ended:
                 self._finish(trial, TrialEnd("finished", reason))
 
     def _next_trial(self) -> Trial | None:
-        if self._judge.awaits_members():  # those that have not begun have come least far
+        if self._judge.awaits_members():  # trials that have not begun have the least progress
             return self._suggested() or self._next_pending()
         return self._next_pending() or self._suggested()
 
@@ -259,7 +260,7 @@ class SweepLoop:
         return trial
 
     def _suggested(self) -> Trial | None:
-        """Return a new trial; None where there is none now."""
+        """Return a new trial; None if there is none now."""
         state = self.state
         if state.is_search_over:
             return None
@@ -276,7 +277,7 @@ class SweepLoop:
         return state.trials[added.trial] if isinstance(added, ev.TrialAdded) else None
 
     def _release_paused(self) -> bool:
-        """Resume paused trials where nothing else can run: those that the scheduler names, or else the first."""
+        """Resume paused trials if nothing else can run: those that the scheduler names, or else the first."""
         if facts := self._judge.release(time.time()):
             self._keep(facts, apply=False)
             return True
@@ -298,7 +299,7 @@ class SweepLoop:
                     trial, row, metrics, base + seconds, is_saved
                 ),
             )
-        except Exception as error:  # a configuration that no trainer can be made with
+        except Exception as error:  # a configuration that the trainer rejects
             self._on_end(trial, TrialEnd("failed", str(error), error))
             return
         run.on_recover(functools.partial(self._on_recover, trial))
@@ -325,7 +326,7 @@ class SweepLoop:
     def _on_report(
         self, trial: Trial, row: int, metrics: Mapping[str, Any], seconds: float, is_saved: bool
     ) -> str:
-        """Take a report; return why the trial's run ends here, or ""."""
+        """Handle a report; return the reason to end the trial's run, or ""."""
         with self._changed:
             try:
                 facts = self._judge.report(trial, row, metrics, seconds, time.time(), is_saved)
@@ -344,25 +345,25 @@ class SweepLoop:
             return self._reason_to_leave(trial)
 
     def _keep_undecided(self, trial: Trial, row: int, metrics: Mapping[str, Any], seconds: float) -> None:
-        """Keep a report that a scheduler, searcher or stopper has failed at: the trial does not make it again."""
+        """Record a report on which a scheduler, searcher or stopper failed: the trial does not repeat it."""
         if row > trial.iteration:
-            with contextlib.suppress(Exception):  # that of the fault, where the journal is the fault
+            with contextlib.suppress(Exception):  # the error's own, if the journal failed
                 self._keep([self._judge.report_of(trial, row, metrics, seconds, time.time())])
 
     def _reason_to_leave(self, trial: Trial) -> str:
-        if self._ending and not self.is_interrupted and not self.is_left:  # those go on with the next driver
+        if self._ending and not self.is_interrupted and not self.is_left:  # those resume with the next driver
             return self._ending
         if trial.trial_id in self.state.stops:
             return StopHere(self.state.stops[trial.trial_id] or "the scheduler has stopped it early")
         return PauseHere(self._leaving.get(trial.trial_id, ""))
 
     def _carry_out(self, facts: Sequence[ev.SweepEvent], reporting: Trial | None) -> None:
-        """Apply decisions: the trial that reports learns them from its report, others are told."""
+        """Apply decisions: the reporting trial gets them as the reply to its report, others are notified."""
         for fact in facts:
             if not isinstance(fact, ev.TrialDecided) or fact.trial not in self._running:
                 continue
             if fact.trial in self._leaving and fact.action != "stop":
-                continue  # its run is ending already, and starts again as it is decided now
+                continue  # its run is ending already, and restarts as decided now
             if fact.action == "pause":
                 self._leaving[fact.trial] = "it is paused"
             elif fact.action == "continue":
@@ -390,7 +391,7 @@ class SweepLoop:
             self._changed.notify_all()
 
     def _finish(self, trial: Trial, end: TrialEnd) -> None:
-        """Make the end of a trial a fact."""
+        """Record the end of a trial."""
         is_error = end.error is not None and not end.is_interrupted
         reason = (self.state.stops.get(trial.trial_id) if end.is_interrupted else "") or end.reason
         if not is_error and (problem := self._missing_metric(trial)):
@@ -408,7 +409,7 @@ class SweepLoop:
             self._leave(f"{trial} has failed, and FailureConfig(fail_fast=True) ends the sweep then")
 
     def _check_bounds(self, trial: Trial) -> None:
-        """Mention once, after a while, the metrics of ``RunConfig(stop={...})`` that no trial has reported."""
+        """Warn once, after some reports, about metrics of ``RunConfig(stop={...})`` that no trial has reported."""
         if self._has_checked_bounds or not (trial.is_ended or trial.iteration >= _REPORTS_BEFORE_HINT):
             return
         self._has_checked_bounds = True
@@ -421,10 +422,10 @@ class SweepLoop:
             )
 
     def _missing_metric(self, trial: Trial) -> str:
-        """Return an error where a trial ended well without ever reporting what it is compared by.
+        """Return an error if a trial succeeded without ever reporting the compared metric.
 
-        Where no trial has reported it and this one has reported something else, it is the metric that is wrong: the
-        sweep ends, and the trial stays as it is for a script with another metric.
+        If no trial has reported it and this one has reported something else, the metric is wrong: the sweep ends, and
+        the trial stays unchanged for a script with another metric.
         """
         missing = [name for name in self._metrics if name not in trial.metrics]
         if not missing or (trial.trial_id in self.state.stops and not trial.metrics):

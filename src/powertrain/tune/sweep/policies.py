@@ -1,8 +1,8 @@
-"""The file ``pbt_policy_<trial>.txt`` of each trial of a population: which values its state was trained with, and when.
+"""The file ``pbt_policy_<trial>.txt`` of each trial of a population: the values of its training, with their times.
 
 A line is a JSON list, in Ray's order: the number and drawn values of the trial that changes, those of its source, the
 steps of both, the configuration of the source, and the one that the trial continues with. The lines of the source come
-first: together they tell how the state came about. ``PopulationBasedTrainingReplay`` repeats them.
+first: together they are the history of the state. ``PopulationBasedTrainingReplay`` repeats them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _logger = module_logger(__name__)
 
 @dataclass
 class _History:
-    """What is known of a trial.
+    """The history of a trial.
 
     Attributes:
         tag: Its number and drawn values.
-        config: What it runs with, in the form of the journal.
+        config: Its configuration, in the form of the journal.
         row: The newest row that it has reported.
-        ahead: How many steps more than its rows its state has seen: those of the trials that it continued from.
+        ahead: Steps of its state beyond its rows: those of the trials that it continued from.
         lines: Its policy.
     """
 
@@ -42,13 +42,13 @@ class _History:
 
 
 class Policies:
-    """Follows the facts of a sweep. Pure."""
+    """The policies of a sweep, derived from its facts. Pure."""
 
     def __init__(self) -> None:
         self._trials: dict[str, _History] = {}
 
     def apply(self, event: ev.SweepEvent) -> str:
-        """Take the next fact; return the trial whose policy it has changed, or ""."""
+        """Apply the next fact; return the trial whose policy has changed, or ""."""
         if isinstance(event, ev.TrialAdded):
             tag = Trial(event.trial, event.number, "", {}, evaluated_params=dict(event.params)).experiment_tag
             self._trials[event.trial] = _History(tag, event.config)
@@ -84,13 +84,13 @@ def with_policies(
     earlier: Iterable[ev.SweepEvent],
     is_wanted: bool = True,
 ) -> Callable[[ev.SweepEvent], None]:
-    """Return a function that records a fact, and writes the policy that it changes into the sweep's directory.
+    """Return a function that records a fact, and writes the changed policy to the sweep's directory.
 
     Args:
-        record: Keeps a fact in the journal.
+        record: Writes a fact to the journal.
         storage: The sweep's.
         earlier: The facts of earlier drivers. Policies that these may not have written are written again.
-        is_wanted: False to return ``record`` as it is.
+        is_wanted: False to return ``record`` unchanged.
     """
     if not is_wanted:
         return record
@@ -110,5 +110,5 @@ def _write(storage: Storage, trial: str, policies: Policies) -> None:
     key = f"pbt_policy_{trial}.txt"
     try:
         storage.put(key, policies.text(trial).encode())
-    except (OSError, StorageError) as error:  # the journal has it all, and the sweep can go on
+    except (OSError, StorageError) as error:  # the journal is complete, and the sweep can continue
         _logger.warning("%s could not be written: %s.", key, describe_error(error))

@@ -1,4 +1,4 @@
-"""What the terminal shows of a sweep: a live table, or plain lines where there is no terminal."""
+"""Terminal output of a sweep: a live table, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from powertrain.tune.reporter.table import summary_line, trial_table
 if TYPE_CHECKING:
     from powertrain.tune.trial import Trial
 
-#: Seconds between two summary lines where there is no terminal.
+#: Seconds between two summary lines without a terminal.
 _LINE_INTERVAL_S = 30.0
 
 
 class SweepScreen:
-    """Shows a sweep.
+    """The output of a sweep.
 
     Args:
         name: The name of the sweep.
         path: Its directory.
         metric: The metric to compare.
         mode: "max" or "min".
-        total: How many trials there will be, where that is known.
+        total: Total number of trials, if known.
         verbose: 0 for warnings and errors, 1 for plain lines; otherwise the live table on a terminal.
-        reporter: The user's own reporter, which then shows the trials.
+        reporter: The user's reporter, which then shows the trials.
         hides_output: Whether the output of trials is left to their log files.
-        is_continued: Whether the sweep has been under way before.
+        is_continued: Whether the sweep is resumed.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class SweepScreen:
             self.say(f"sweep {'continued' if is_continued else 'started'} in {path}")
 
     def say(self, text: str) -> None:
-        """Print a line of the sweep's own."""
+        """Print a line of the sweep."""
         self._print(f"[{self._name}] {text}")
 
     def tell(self, text: str, name: str = "") -> None:
-        """Print a warning once, also where several trials give it."""
+        """Print a warning once, also if several trials give it."""
         key = text.replace(name, "*") if name else text
         with self._guard:
             if key in self._told:
@@ -80,7 +80,7 @@ class SweepScreen:
         self._print(f"[{name or self._name}] warning: {text}")
 
     def waits(self, name: str, reason: str) -> None:
-        """Print what a trial waits for before it can start."""
+        """Print the reason why a trial waits to start."""
         if self._verbose != 0:
             self.say(f"{name} waits to start: {reason}")
 
@@ -101,7 +101,7 @@ class SweepScreen:
             self.say(self._summary(trials))
 
     def trial_ended(self, trial: Trial) -> None:
-        """Print how a trial ended, where there is no table."""
+        """Print the end of a trial, without a table."""
         if self._reporter is not None or self._live is not None or self._verbose == 0:
             return
         metrics = trial.metrics
@@ -149,7 +149,7 @@ class SweepScreen:
 
 
 class TrialObserver:
-    """Shows the run of one trial on the sweep's screen: warnings, what it waits for, and what its ranks print.
+    """Observer that shows the run of one trial: warnings, waits, and the output of its ranks.
 
     Args:
         screen: The sweep's screen.
@@ -159,16 +159,16 @@ class TrialObserver:
 
     def __init__(self, screen: SweepScreen, name: str, on_commit: Callable[[str], None]) -> None:
         self._screen, self._name, self._on_commit = screen, name, on_commit
-        #: Called when the run has failed and is started again.
+        #: Called when the run has failed and is restarted.
         self.on_recover: Callable[[], None] = lambda: None
         self._assemblers: dict[int, LineAssembler] = {}
-        #: Seconds of this start that went into waiting for slots, which no report counts.
+        #: Seconds of this start spent waiting for slots, which are not part of reports.
         self.waited_s = 0.0
         self._asked_at: float | None = None
         self._has_told_wait = False
 
     def event(self, event: ev.Event) -> None:
-        """Show a fact of the run, where it is a warning or the reason of a wait."""
+        """Show a fact of the run if it is a warning or the reason of a wait."""
         self._time_wait(event)
         if isinstance(event, ev.Warned):
             self._screen.tell(event.message, self._name)
@@ -177,7 +177,7 @@ class TrialObserver:
         elif isinstance(event, ev.Failed) and event.decision == "retry":
             self.on_recover()
         elif isinstance(event, ev.SlotsWaited) and not self._has_told_wait:
-            self._has_told_wait = True  # once: what is missing changes whenever another trial ends
+            self._has_told_wait = True  # once: the missing resources change whenever another trial ends
             self._screen.waits(self._name, event.reason)
 
     def _time_wait(self, event: ev.Event) -> None:
@@ -195,12 +195,12 @@ class TrialObserver:
             )
 
     def close(self, *_: Any) -> None:
-        """Show lines that were not ended."""
+        """Show incomplete lines."""
         for rank, assembler in self._assemblers.items():
             self._screen.lines(self._name, rank, assembler.finish())
         self._assemblers.clear()
 
     def row(self, *_: Any) -> None:
-        """Do nothing: the sweep takes reports itself."""
+        """Do nothing: the sweep handles reports itself."""
 
     waiting = data = hold = release = text = row

@@ -1,4 +1,4 @@
-"""Runs one trial: an ordinary run of a trainer, in the sweep's directory."""
+"""One trial as an ordinary run of a trainer, in the sweep's directory."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from powertrain.storage import Storage
     from powertrain.tune.sweep.grafts import Graft
 
-#: The sections of a trainer that a search space may set; other entries are those of ``train_loop_config``.
+#: The trainer arguments that a search space may set; other entries are those of ``train_loop_config``.
 SECTIONS = ("train_loop_config", "scaling_config", "run_config", "datasets", "dataset_config", "metadata")
 
 
 @dataclass(frozen=True)
 class TrialEnd:
-    """How a start of a trial's run ended.
+    """The outcome of one start of a trial's run.
 
     Attributes:
         state: The state of the run: "finished", "stopped", "preempted" or "failed".
-        reason: Why, in words.
-        error: What ``fit`` raised.
-        is_interrupted: Whether the run was asked to end with the driver, and can be continued.
+        reason: The reason, as text.
+        error: The exception of ``fit``.
+        is_interrupted: Whether the run was stopped with the driver, and can be resumed.
     """
 
     state: str
@@ -50,10 +50,10 @@ class TrialRun:
         trainer: The trainer of this trial.
         observer: Shows the run.
         on_report: Called with each row's number, its report, the seconds of this start less those of waiting for slots,
-            and whether it has brought a checkpoint; returns why to stop, or "".
+            and whether it includes a checkpoint; returns the reason to stop, or "".
         server: The process that workers are forked from.
         graft: A checkpoint of another trial to continue from.
-        sweep: The name of the sweep, as the trial's context says it.
+        sweep: The name of the sweep, for the trial's context.
         trial_id: The id of the trial.
     """
 
@@ -72,18 +72,18 @@ class TrialRun:
         self._guard = threading.RLock()  # a signal handler may interrupt the handler of another signal
         self._interrupts = 0
         self._controller: Controller | None = None
-        #: What to do with the controller once it is there.
+        #: The pending action for the controller.
         self._pending: list[Callable[[Controller], None]] = []
         trainer._request.trial = TrialHooks(
             observer, self._stop, self._take_controller, self._prepare, server, sweep, trial_id
         )
 
     def on_recover(self, call: Callable[[], None]) -> None:
-        """Have a function called whenever the run has failed and is started again."""
+        """Register a function to call when the run has failed and is restarted."""
         self._observer.on_recover = call
 
     def fit(self) -> TrialEnd:
-        """Run to the end. Never raises for the fault of a trial."""
+        """Run to the end. Never raises for an error of a trial."""
         try:
             result = self._trainer.fit()
         except PreemptedError as error:
@@ -102,9 +102,9 @@ class TrialRun:
         self._with_controller(lambda controller: controller.end_early(reason))
 
     def interrupt(self, level: int = 1) -> None:
-        """End the run so that it can be continued: level 1 at its next boundary, 2 at once. Any thread.
+        """End the run so that it can be resumed: level 1 at its next boundary, 2 immediately. Any thread.
 
-        A level that was asked for before changes nothing: two threads may hear of the same Ctrl-C.
+        A repeated level has no effect: two threads may receive the same Ctrl-C.
         """
         with self._guard:
             while self._interrupts < level:
@@ -147,15 +147,15 @@ class TrialRun:
 def make_trainer(
     base: DataParallelTrainer, sections: Mapping[str, Any], run_config: RunConfig
 ) -> DataParallelTrainer:
-    """Return a trainer like another one, with the values of a configuration.
+    """Return a copy of a trainer with the values of a configuration.
 
     Args:
         base: The trainer of the sweep.
-        sections: By argument of the trainer the values of the trial.
-        run_config: The trial's own.
+        sections: The values of the trial by trainer argument.
+        run_config: The trial's run configuration.
 
     Raises:
-        ConfigError: The trainer refuses a value.
+        ConfigError: The trainer rejects a value.
     """
     arguments = dict(base._request.arguments)
     for name, value in sections.items():
@@ -166,7 +166,7 @@ def make_trainer(
 
 
 def split_sections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration by the argument of the trainer that each part is for.
+    """Split a configuration by trainer argument.
 
     Args:
         config: With sections such as "train_loop_config", or flat, which is then the ``train_loop_config``.
@@ -189,7 +189,7 @@ def split_sections(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(given: Any, drawn: Any) -> Any:
-    """Return an argument of the trainer with the drawn values in it: dicts and configs keep their other entries."""
+    """Merge the drawn values into a trainer argument: dicts and configs keep their other entries."""
     if isinstance(drawn, Mapping) and isinstance(given, Mapping):
         return {**given, **drawn}
     if isinstance(drawn, Mapping) and given is not None and hasattr(given, "__dataclass_fields__"):

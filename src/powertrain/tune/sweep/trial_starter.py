@@ -1,4 +1,4 @@
-"""Starts trials: makes the trainer of a configuration, and the run that is observed by the sweep."""
+"""Starting of trials: creates the trainer of a configuration, and the run that the sweep observes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrialStarter:
-    """Starts the trials of one sweep.
+    """Starter of the trials of one sweep.
 
     Attributes:
         trainable: The trainer, function or class that was given to the Tuner.
-        base: The trainer that those of the trials are made like.
+        base: The template of the trials' trainers.
         run: The configuration of the sweep.
         storage: The storage of the sweep.
         screen: Shows the trials.
@@ -52,7 +52,7 @@ class TrialStarter:
     callbacks: CallbackList
 
     def start(self, trial: Trial, exploit: Exploit | None, on_report: Callable[..., str]) -> TrialRun:
-        """Return the run of a trial, which continues from another trial's checkpoint with ``exploit``."""
+        """Return the run of a trial; with ``exploit`` it continues from another trial's checkpoint."""
         from powertrain.tune.sweep.grafts import Graft
         from powertrain.tune.sweep.screen import TrialObserver
 
@@ -69,7 +69,7 @@ class TrialStarter:
 
     @functools.cached_property
     def _address(self) -> str:
-        """The path of the sweep, as trials open it."""
+        """Return the path of the sweep, as trials open it."""
         if self.run.storage_filesystem is None:
             return self.storage.uri
         return child_path(self.run.storage_root, _base_name(self.storage))
@@ -91,7 +91,7 @@ class TrialStarter:
         changes: dict[str, Any] = {"name": trial.name}
         decides = not isinstance(self.judge.scheduler, FIFOScheduler) or self.run.stop is not None
         if decides and self._shared_run_config.report_barrier is None:
-            changes["report_barrier"] = True  # a report returns once it is decided about
+            changes["report_barrier"] = True  # a report returns after the decision about it
         return replace(self._shared_run_config, **changes)
 
     def _on_commit(self, trial: Trial, name: str) -> None:
@@ -106,22 +106,22 @@ class TrialStarter:
 
 
 def sections_of(trainable: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a trial's trainer that follow from its configuration."""
+    """Return the trainer arguments for a trial's configuration."""
     if isinstance(trainable, DataParallelTrainer):
         return split_sections(config)
-    # The keys of a function's configuration are its own, also one that is called "datasets".
+    # The keys of a function's configuration are user-defined, even "datasets".
     return {"train_loop_config": dict(config), "scaling_config": scaling_of(trainable, config)}
 
 
 def checkpoint_config_of(trainable: Any, run: RunConfig) -> CheckpointConfig:
-    """Return the checkpoint configuration of the trials: a class is saved by the function that runs it."""
+    """Return the checkpoint configuration of the trials: the function that runs a class saves its checkpoints."""
     if not is_trainable_class(trainable):
         return run.checkpoint_config
     return replace(run.checkpoint_config, checkpoint_frequency=None, checkpoint_at_end=None)
 
 
 def is_of_sweep(callback: Any) -> bool:
-    """Return whether a callback has hooks of the sweep, and not of the runs of its trials."""
+    """Return whether a callback has hooks of the sweep, rather than of its trials' runs."""
     return isinstance(callback, Callback) or any(
         callable(getattr(callback, hook, None)) for hook in SWEEP_HOOKS
     )

@@ -1,4 +1,4 @@
-"""Trainables: functions and classes that a sweep runs, and what they bring with them."""
+"""Trainables: functions and classes that a sweep runs, with their parameters and resources."""
 
 from powertrain.tune.trainable.base import Trainable, TrainingResult
 from powertrain.tune.trainable.functions import TrainableFunction, as_function, is_trainable_class

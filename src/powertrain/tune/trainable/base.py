@@ -105,7 +105,7 @@ class Trainable:
         raise NotImplementedError
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Continue from a state that was saved.
+        """Restore a saved state.
 
         Args:
             checkpoint: The dict that :meth:`save_checkpoint` returned, or the directory with its files.
@@ -113,18 +113,18 @@ class Trainable:
         raise NotImplementedError
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take another configuration without a new object.
+        """Switch to another configuration without a new object.
 
         Args:
             new_config: The configuration.
 
         Returns:
-            Whether that was possible. False, the default, makes a new object.
+            Whether the object accepts it. False, the default, creates a new object.
         """
         return False
 
     def cleanup(self) -> None:
-        """Release what :meth:`setup` took. Called once, also after an error."""
+        """Release the resources of :meth:`setup`. Called once, also after an error."""
 
     def log_result(self, result: dict[str, Any]) -> None:
         """Handle a result, in the process of the trial.
@@ -148,7 +148,7 @@ class Trainable:
 
     @classmethod
     def resource_help(cls, config: dict[str, Any]) -> str:
-        """Return how to set the resources of this trainable, for messages."""
+        """Return instructions for setting the resources of this trainable, for messages."""
         return ""
 
     # -- facts
@@ -160,7 +160,7 @@ class Trainable:
 
     @property
     def training_iteration(self) -> int:
-        """The same as :attr:`iteration`."""
+        """Alias of :attr:`iteration`."""
         return self._iteration
 
     @property
@@ -195,7 +195,7 @@ class Trainable:
         """Return the configuration."""
         return self.config
 
-    # -- what a trial calls
+    # -- for trials
 
     def train(self) -> dict[str, Any]:
         """Train for one iteration.
@@ -238,7 +238,7 @@ class Trainable:
             now: The time; the current one by default.
             time_this_iter: Seconds of this iteration.
             timestamp: The time in seconds since 1970, in place of ``now``.
-            debug_metrics_only: Whether only those are returned that need no iteration.
+            debug_metrics_only: Whether to return only entries that need no iteration.
         """
         now = now or datetime.now()
         filled = {
@@ -262,7 +262,7 @@ class Trainable:
         """Save a checkpoint.
 
         Args:
-            checkpoint_dir: Its directory; a new temporary one by default, which is the caller's to remove.
+            checkpoint_dir: Its directory; a new temporary one by default, which the caller removes.
 
         Raises:
             ConfigError: :meth:`save_checkpoint` returned something else than a dict, None or that directory.
@@ -296,7 +296,7 @@ class Trainable:
         """Continue from a checkpoint.
 
         Args:
-            checkpoint_path: What :meth:`save` returned, its checkpoint, or the path of that.
+            checkpoint_path: The return value of :meth:`save`, its checkpoint, or the path of that.
         """
         from powertrain.checkpoint.checkpoint import Checkpoint
 
@@ -310,7 +310,7 @@ class Trainable:
             self.load_checkpoint(cloudpickle.loads(file.read_bytes()) if file.exists() else directory)
 
     def reset(self, new_config: dict[str, Any], storage: Any = None) -> bool:
-        """Begin another trial with the same object, where :meth:`reset_config` can.
+        """Begin another trial with the same object, if :meth:`reset_config` supports it.
 
         Args:
             new_config: The configuration.
@@ -338,7 +338,7 @@ class Trainable:
         return self._export_model(formats, export_dir or self.logdir)
 
     def stop(self) -> None:
-        """End: call :meth:`cleanup`, and remove a temporary :attr:`logdir`."""
+        """Call :meth:`cleanup`, and remove a temporary :attr:`logdir`."""
         try:
             self.cleanup()
         finally:

@@ -1,4 +1,4 @@
-"""A class as the function that a trial runs, so that the rest of a sweep knows functions and trainers only."""
+"""Adapter from a trainable class to a function, so that the rest of a sweep handles only functions and trainers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from powertrain.values.arguments import as_flag, as_whole, shorten
 from powertrain.worker import context, session
 from powertrain.worker.progress import StopRun
 
-#: Entries of a result that the sweep adds itself, or that are no metrics.
+#: Entries of a result that the sweep adds itself, or that are not metrics.
 _NOT_REPORTED = frozenset(
     {
         "config",
@@ -46,7 +46,7 @@ class TrainableFunction:
         self.trainable_class = trainable_class
         self._reuse, self._frequency, self._saves_at_end = reuse, checkpoint_frequency, checkpoint_at_end
         self._kept: Trainable | None = None
-        # What names a function in messages, and says whether its module travels with it.
+        # The function's name in messages, and whether its module is pickled with it.
         self.__name__, self.__qualname__ = trainable_class.__name__, trainable_class.__qualname__
         self.__module__, self.__doc__ = trainable_class.__module__, trainable_class.__doc__
 
@@ -65,7 +65,7 @@ class TrainableFunction:
             while not self._advance(trainable):
                 pass
             is_kept = self._reuse
-        except StopRun:  # the sweep ends the trial: nothing is wrong with the object
+        except StopRun:  # the sweep ends the trial: the object is intact
             is_kept = self._reuse
             raise
         finally:
@@ -81,7 +81,7 @@ class TrainableFunction:
             kept.stop()
 
     def _make(self, config: dict[str, Any]) -> Trainable:
-        """The object that was kept, where it can take this configuration; a new one otherwise."""
+        """Return the kept object if it accepts this configuration; a new one otherwise."""
         kept, self._kept = self._kept, None
         if kept is not None:
             try:
@@ -94,11 +94,11 @@ class TrainableFunction:
         return self.trainable_class(config)
 
     def _advance(self, trainable: Trainable) -> bool:
-        """Train for one iteration and report it; returns whether it was the last."""
+        """Train for one iteration and report it; return whether it was the last."""
         result = trainable.train()
         is_done = bool(result.get("done"))
         metrics = {key: value for key, value in result.items() if key not in _NOT_REPORTED}
-        # Asked in each iteration: the run then tells when it ends or pauses the trial, before it does.
+        # Queried in each iteration, so that the run announces the end or a pause of the trial before it happens.
         is_wanted = can_save(self.trainable_class) and context.should_checkpoint()
         if not (is_wanted or self._is_due(trainable, result, is_done)):
             context.report(metrics)
@@ -128,8 +128,8 @@ def as_function(
 ) -> TrainableFunction:
     """Return the training function of a trainable class: set up, continue from a checkpoint, step and report.
 
-    Where the class defines ``save_checkpoint``, a checkpoint is also saved when the run asks for one, because the trial
-    is about to be paused, stopped or moved.
+    If the class defines ``save_checkpoint``, a checkpoint is also saved on request of the run, before the trial is
+    paused, stopped or moved.
 
     Args:
         trainable_class: The class.
@@ -139,7 +139,7 @@ def as_function(
         checkpoint_at_end: Whether a checkpoint is saved with the report of a step that is "done".
 
     Raises:
-        ConfigError: The class is not derived from ``Trainable``, or does not define what it is asked for.
+        ConfigError: The class is not derived from ``Trainable``, or does not define a required method.
     """
     if not is_trainable_class(trainable_class):
         raise ConfigError(
@@ -168,5 +168,5 @@ def is_trainable_class(value: Any) -> bool:
 
 
 def can_save(trainable_class: type[Trainable]) -> bool:
-    """Return whether a class defines how its state is saved."""
+    """Return whether a class can save its state."""
     return trainable_class.save_checkpoint is not Trainable.save_checkpoint

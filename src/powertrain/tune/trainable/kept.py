@@ -14,7 +14,7 @@ from powertrain.tune.trainable.wrappers import request_of, resources_of
 
 
 def name_of(trainable: Any) -> str:
-    """Return the name of a trainable, which trials are named after."""
+    """Return the name of a trainable, from which trial names are derived."""
     owner = getattr(trainable, "func", trainable)
     return str(getattr(owner, "__name__", type(owner).__name__))
 
@@ -24,7 +24,7 @@ def check_takes_config(trainable: Any) -> None:
     try:
         signature = inspect.signature(trainable)
     except (TypeError, ValueError):
-        return  # some builtins have no signature; the call will tell
+        return  # some builtins have no signature; the call itself will fail
     try:
         signature.bind({})
     except TypeError as error:
@@ -35,15 +35,15 @@ def check_takes_config(trainable: Any) -> None:
 
 
 def scaling_of(trainable: Any, config: Mapping[str, Any] | None = None) -> ScalingConfig:
-    """Return the scaling of a function's trials: one worker, unless ``with_resources`` says otherwise.
+    """Return the scaling of a function's trials: one worker, unless ``with_resources`` sets another.
 
-    On one machine a worker without a request holds nothing that another sweep, or one within the trial, could wait for.
+    On one machine, a worker without a request holds no resources that another sweep, or a nested one, could wait for.
     On a cluster it has one CPU.
 
     Args:
         trainable: The function.
-        config: The configuration of a trial. Without it a request that depends on it counts as none: such trials take
-            their turns at the engine, which knows what is free.
+        config: The configuration of a trial. Without it, a request that depends on it counts as none: the engine, which
+            knows the free resources, schedules such trials.
     """
     request = request_of(trainable)
     if isinstance(request, ScalingConfig):
@@ -58,7 +58,7 @@ def scaling_of(trainable: Any, config: Mapping[str, Any] | None = None) -> Scali
 
 
 class KeptTrainable:
-    """A trainable on its way into the sweep's directory: a trainer travels as its class and arguments."""
+    """The stored form of a trainable: a trainer is stored as its class and arguments."""
 
     def __init__(self, trainable: Any) -> None:
         self.trainable = trainable

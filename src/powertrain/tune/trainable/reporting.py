@@ -1,4 +1,4 @@
-"""A function of the user's as a trial runs it: a dict that it returns is its last report."""
+"""Adapter of a user function for a trial: a returned dict is the last report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReportingFunction:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        # What names a function in messages, and says whether its module travels with it.
+        # The function's name in messages, and whether its module is pickled with it.
         owner = getattr(function, "func", function)
         self.__name__ = getattr(owner, "__name__", type(owner).__name__)
         self.__qualname__ = getattr(owner, "__qualname__", self.__name__)

@@ -15,7 +15,7 @@ from powertrain.values.arguments import plain_scalar, shorten
 logger = module_logger(__name__)
 
 _EXAMPLE = 'Give amounts by name, such as {"cpu": 2, "gpu": 1}.'
-#: The names of resources in small letters, which the dict form takes, too.
+#: Lowercase resource names, which the dict form also accepts.
 _SPELLINGS = {"cpu": "CPU", "gpu": "GPU"}
 
 
@@ -24,7 +24,7 @@ class PlacementGroupFactory:
 
     Args:
         bundles: Amounts by resource, such as ``[{"CPU": 1}, {"CPU": 2, "GPU": 1}]``. The first may be empty.
-        strategy: How the bundles lie on nodes: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
+        strategy: Placement of the bundles on nodes: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
         *args: Accepted for compatibility; no effect.
         **kwargs: Accepted for compatibility; no effect.
 
@@ -113,24 +113,24 @@ class PlacementGroupFactory:
         return self._bundles, self._strategy, self._head_bundle_is_empty
 
 
-#: What ``with_resources`` keeps. A function gets the configuration of a trial and returns one of the others.
+#: Stored requests of ``with_resources``. A function gets the configuration of a trial and returns one of the others.
 Request = PlacementGroupFactory | ScalingConfig | Callable[[dict[str, Any]], Any]
 
 
 def as_request(resources: Any) -> Request:
-    """Return what ``with_resources`` was given as a checked request.
+    """Check and convert the argument of ``with_resources``.
 
     Args:
         resources: A dict such as ``{"cpu": 2, "gpu": 0.5}``, a list of bundles, a :class:`PlacementGroupFactory`, a
             ``ScalingConfig``, or a function of the configuration that returns one of these.
 
     Raises:
-        ConfigError: It is none of these, or an amount is no number from 0 on.
+        ConfigError: It is none of these, or an amount is not a number >= 0.
     """
     if isinstance(resources, (PlacementGroupFactory, ScalingConfig)):
         return resources
     if isinstance(resources, Mapping):
-        # As in Ray, an empty dict stands for one CPU.
+        # As in Ray, an empty dict means one CPU.
         return (
             PlacementGroupFactory([_as_bundle(resources)])
             if resources
@@ -148,7 +148,7 @@ def as_request(resources: Any) -> Request:
 
 
 def as_amounts(request: Request) -> dict[str, float] | Callable[[dict[str, Any]], dict[str, float]]:
-    """Return a request as the sum of its amounts; for a function of the configuration a function that does so."""
+    """Return a request as the sum of its amounts; for a function of the configuration, a function of the sum."""
     if isinstance(request, PlacementGroupFactory):
         return request.required_resources
     if isinstance(request, ScalingConfig):
@@ -169,7 +169,7 @@ def _amounts_for(function: Callable[[dict[str, Any]], Any], config: dict[str, An
 
 
 def _as_bundle(resources: Mapping[str, Any]) -> dict[str, Any]:
-    """The dict form as a bundle: "cpu" and "gpu" in any spelling, and "custom_resources" as entries of their own."""
+    """Convert the dict form to a bundle: "cpu" and "gpu" in any case, and "custom_resources" as separate entries."""
     custom = resources.get("custom_resources") or {}
     if not isinstance(custom, Mapping):
         raise ConfigError(
@@ -185,7 +185,7 @@ def _as_bundle(resources: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_amounts(bundle: Any, given_as: str) -> dict[str, float]:
-    """A bundle without what it asks nothing of."""
+    """Return a bundle without zero amounts."""
     if not isinstance(bundle, Mapping):
         raise ConfigError(f"{given_as}: the bundle {shorten(bundle)} is no dict. {_EXAMPLE}")
     amounts = {}

@@ -20,9 +20,9 @@ _NAMING = ("__name__", "__qualname__", "__module__", "__doc__")
 
 
 def with_parameters(trainable: _T, **kwargs: Any) -> _T:
-    """Return a trainable that gets more arguments than the configuration, such as datasets.
+    """Return a trainable with additional arguments besides the configuration, such as datasets.
 
-    They are pickled with the trainable, once for each trial's process, and are no part of the recorded configuration.
+    They are pickled with the trainable, once for each trial's process, and are not part of the recorded configuration.
 
     Args:
         trainable: A function, which is called with the configuration and ``kwargs``; or a class derived from
@@ -94,15 +94,15 @@ def resources_of(
     """Return the resources of a trial of a trainable, as sums by name.
 
     Returns:
-        The amounts, such as ``{"CPU": 2.0, "GPU": 0.5}``; a function of the configuration where they depend on it; None
-        for a trainable that says nothing.
+        The amounts, such as ``{"CPU": 2.0, "GPU": 0.5}``; a function of the configuration if they depend on it; None
+        for no request.
     """
     request = request_of(trainable)
     return None if request is None else as_amounts(request)
 
 
 class _Held:
-    """A request as an attribute: a plain function would become a method of a class."""
+    """Holder of a request as an attribute: a plain function would become a method of a class."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -122,7 +122,7 @@ def _check_takes(function: Any, kwargs: dict[str, Any], shown: str, before: tupl
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # some builtins have no signature; the call will tell
+        return  # some builtins have no signature; the call itself will fail
     try:
         signature.bind_partial(*before, **kwargs)
     except TypeError as error:
@@ -133,7 +133,7 @@ def _check_takes(function: Any, kwargs: dict[str, Any], shown: str, before: tupl
 
 
 def _bound(function: Any, kwargs: dict[str, Any]) -> functools.partial[Any]:
-    """A function with arguments, under its own name and with its resources. Partials can be pickled."""
+    """Return a function with bound arguments, with its name and resources. Partials can be pickled."""
     bound = functools.partial(function, **kwargs)
     for attribute in _NAMING:
         value = getattr(function, attribute, None)
@@ -155,7 +155,7 @@ def _class_with_parameters(trainable: type[Trainable], kwargs: dict[str, Any]) -
 
 
 def _derived(trainable: type[Trainable], members: dict[str, Any]) -> type[Trainable]:
-    """A class of the same name. cloudpickle sends it by value, as it cannot be imported."""
+    """Return a subclass of the same name. cloudpickle pickles it by value, as it cannot be imported."""
     naming = {name: getattr(trainable, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(trainable.__name__, (trainable,), {**naming, **members})
 

@@ -1,7 +1,7 @@
-"""The places of a run in its storage, for loops that upload by themselves: ``get_context().get_storage()``.
+"""Paths of a run in its storage, for loops that upload by themselves: ``get_context().get_storage()``.
 
-The object is the storage path as text, so that code which joins paths to it keeps working, and has the attributes of
-Ray Train's ``StorageContext`` besides.
+The object is the storage path as text, so that code which joins paths to it keeps working, and also has the attributes
+of Ray Train's ``StorageContext``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from powertrain.checkpoint.checkpoint import Checkpoint
 
-#: What a run keeps in its directory: a checkpoint of the user's own must not have such a name.
+#: Reserved names in a run's directory, not available to a user's checkpoint.
 _OWN_NAMES = frozenset(
     [
         "checkpoints",
@@ -56,7 +56,7 @@ class StorageContext(str):
     _given: bytes
 
     def __new__(cls, storage_path: str, run_name: str, filesystem: bytes = b"") -> StorageContext:
-        """``filesystem`` is the pickled file system that the user gave; b"" for none."""
+        """Create the context. ``filesystem`` is the pickled file system that the user passed; b"" for none."""
         self = super().__new__(cls, strip_secrets(storage_path) if "://" in storage_path else storage_path)
         self.experiment_dir_name, self._address, self._given = run_name, storage_path, filesystem
         return self
@@ -99,7 +99,7 @@ class StorageContext(str):
 
     @property
     def local_working_directory(self) -> str:
-        """The directory that this rank works in."""
+        """The working directory of this rank."""
         return os.getcwd()
 
     def build_checkpoint_path_from_name(self, checkpoint_name: str) -> str:
@@ -114,7 +114,7 @@ class StorageContext(str):
             A path on ``storage_filesystem``; for S3 ``f"s3://{path}"`` is its address.
 
         Raises:
-            ReportError: The name is empty, leads out of the run's directory, or is one of the run's own.
+            ReportError: The name is empty, leads out of the run's directory, or is reserved.
         """
         name = os.fspath(checkpoint_name)
         parts = name.split("/")
@@ -131,7 +131,7 @@ class StorageContext(str):
         return f"{self.experiment_fs_path}/{name}"
 
     def extract_checkpoint_dir_name_from_path(self, checkpoint_path: str) -> str:
-        """Return the name of a path that :meth:`build_checkpoint_path_from_name` made.
+        """Return the name of a path made by :meth:`build_checkpoint_path_from_name`.
 
         Raises:
             ReportError: The path is not in the run's directory.
@@ -145,15 +145,15 @@ class StorageContext(str):
         return checkpoint_path.removeprefix(top)
 
     def persist_current_checkpoint(self, checkpoint: Checkpoint, checkpoint_dir_name: str) -> Checkpoint:
-        """Copy a checkpoint into the run's directory, and return the copy. The original stays as it is.
+        """Copy a checkpoint into the run's directory, and return the copy. The original is not changed.
 
-        For a ``checkpoint_upload_fn`` that does something before or after the upload::
+        For a ``checkpoint_upload_fn`` with work before or after the upload::
 
             def upload(checkpoint, name):
                 return get_context().get_storage().persist_current_checkpoint(checkpoint, name)
 
         Args:
-            checkpoint: What to copy.
+            checkpoint: The checkpoint to copy.
             checkpoint_dir_name: As in :meth:`build_checkpoint_path_from_name`.
         """
         from powertrain.checkpoint.checkpoint import Checkpoint
@@ -170,5 +170,5 @@ class StorageContext(str):
 
     @property
     def _remote(self) -> FileSystem | None:
-        """The file system of an object store; None where paths are those of this machine."""
+        """Return the file system of an object store; None for local paths."""
         return self.storage_filesystem if getattr(self.storage_filesystem, "handler", None) else None

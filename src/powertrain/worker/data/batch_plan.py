@@ -1,4 +1,4 @@
-"""A global batch of fixed size, cut into the parts of any number of ranks: ``get_context().batch_plan(...)``.
+"""Batch plans: a global batch of fixed size, split over any number of ranks: ``get_context().batch_plan(...)``.
 
 :func:`plan` is pure. :data:`gradient_weight` is the current weight of this process's gradient: sources of samples set
 it, reductions of gradients read it.
@@ -14,7 +14,7 @@ from powertrain.config.checks import Refusal, whole
 from powertrain.errors import ConfigError
 from powertrain.values.arguments import shorten
 
-#: Passes of one optimizer step: each is an entry of the plan.
+#: Maximum number of passes of one optimizer step: each is an entry of the plan.
 _MOST_PASSES = 1_000_000
 
 
@@ -26,7 +26,7 @@ class MicroBatch:
     start: int
     #: At least 1.
     size: int
-    #: How many of them count: all, or none where the one row only fills a pass in which the rank has nothing to do.
+    #: Number of rows that count: all, or none if the row only fills a pass without samples for the rank.
     samples: int
     #: Factor for the mean loss of these rows, so that the gradients of all passes add up to the rank's mean.
     loss_scale: float
@@ -38,8 +38,8 @@ class MicroBatch:
 class BatchPlan:
     """One rank's part of every optimizer step: which samples of the global batch, in how many passes.
 
-    The step is the same at any world size: the gradient is the mean over all ``global_batch_size`` samples, also
-    where they do not divide evenly. Every rank makes equally many passes. A whole loop::
+    The step is the same at any world size: the gradient is the mean over all ``global_batch_size`` samples, also if
+    they do not divide evenly. Every rank makes the same number of passes. A complete loop::
 
         plan = powertrain.get_context().batch_plan(global_batch_size=1000, max_micro_batch=64)
         for batch in batches:                                # the same 1000 rows on every rank
@@ -53,9 +53,9 @@ class BatchPlan:
     where ``criterion`` gives the mean over its rows. A model from ``prepare_model`` multiplies this rank's gradient by
     ``weight`` before it is averaged. With any other model multiply each loss by ``plan.weight`` as well.
 
-    Where a rank has fewer samples than passes (or none at all: more ranks than samples), a pass takes one row that
-    fills it and counts nothing: its ``loss_scale`` is 0, and so is the ``weight`` of a rank without a sample. So every
-    rank takes part in every pass, as a model sharded with FSDP needs it; for one of those call
+    If a rank has fewer samples than passes (or none at all: more ranks than samples), a pass takes one row that fills
+    it and counts nothing: its ``loss_scale`` is 0, and so is the ``weight`` of a rank without a sample. So every rank
+    takes part in every pass, as a model sharded with FSDP requires; for such a model call
     ``model.set_requires_gradient_sync(micro.is_last)`` instead of entering ``no_sync()``.
     """
 
@@ -64,13 +64,13 @@ class BatchPlan:
     world_size: int
     #: Index of the rank's first sample in the global batch.
     start: int
-    #: How many samples the rank has.
+    #: Number of samples of the rank.
     samples: int
-    #: Sizes of the passes, those that are only filled first, then the smaller ones.
+    #: Sizes of the passes: filled ones first, then in ascending order.
     micro_batches: tuple[int, ...]
-    #: What the rank's mean gradient counts in the average over ranks: ``samples * world_size / global_batch_size``.
+    #: Weight of the rank's mean gradient in the average over ranks: ``samples * world_size / global_batch_size``.
     weight: float
-    #: The factor for each pass's mean loss: its share of the rank's samples, 0 where it has none.
+    #: The factor for each pass's mean loss: its share of the rank's samples, 0 if it has none.
     loss_scales: tuple[float, ...]
     #: Called with ``weight`` whenever a step begins: another plan may have been used since.
     begin: Callable[[float], None] = field(default=lambda weight: None, compare=False, repr=False)
@@ -93,7 +93,7 @@ class BatchPlan:
 
 
 def plan(global_batch_size: int, rank: int, world_size: int, max_micro_batch: int | None = None) -> BatchPlan:
-    """The part that ``rank`` of ``world_size`` has in a batch of ``global_batch_size`` samples.
+    """Return the part of ``rank`` of ``world_size`` in a batch of ``global_batch_size`` samples.
 
     No pass is larger than ``max_micro_batch``; without one the rank makes a single pass.
     """
@@ -125,7 +125,7 @@ def plan(global_batch_size: int, rank: int, world_size: int, max_micro_batch: in
 
 
 def _sizes(rows: int, passes: int) -> tuple[int, ...]:
-    """``rows`` in ``passes`` parts that differ by at most one, the smaller ones first."""
+    """Split ``rows`` into ``passes`` parts that differ by at most one, the smaller ones first."""
     size, larger = divmod(rows, passes)
     return (size,) * (passes - larger) + (size + 1,) * larger
 
@@ -140,14 +140,14 @@ def _whole(name: str, value: Any, at_least: int, at_most: int | None = None) -> 
         ) from None
 
 
-# --------------------------------------------------------------------------- the weight in force
+# --------------------------------------------------------------------------- gradient weight
 
 
 class GradientWeight:
     """The weight of this process's gradient in the average over all ranks; 1 until it is set.
 
-    Ranks' weights add up to the world size, and either all of them are 1 or none is: so what a model does about the
-    first other weight happens on every rank in the same step.
+    The weights of all ranks add up to the world size, and either all are 1 or none is: so a model handles the first
+    other weight on every rank in the same step.
     """
 
     def __init__(self) -> None:
@@ -161,9 +161,9 @@ class GradientWeight:
         self._waiting: list[Callable[[], None]] = []
 
     def set(self, weight: float) -> None:
-        """Let ``weight`` hold from the next reduction on.
+        """Set the weight from the next reduction on.
 
-        Should a model be unable to apply it, its error is raised and the weight stays what it was.
+        If a model cannot apply it, its error is raised and the weight is unchanged.
         """
         if weight != 1.0:
             while self._waiting:
@@ -173,12 +173,12 @@ class GradientWeight:
         self.value = weight
 
     def when_uneven(self, act: Callable[[], None]) -> None:
-        """Call ``act`` once, before the first weight other than 1 holds; at once where there was one already."""
+        """Call ``act`` once, before the first weight other than 1 applies; immediately if there was one already."""
         if self._ever_uneven:
             act()
         else:
             self._waiting.append(act)
 
 
-#: This process's own.
+#: The weight of this process.
 gradient_weight = GradientWeight()

@@ -1,8 +1,8 @@
-"""A whole script, or a module, run as ``__main__`` of a rank's process: as ``python script.py`` would, in a warm fork.
+"""Run a script or a module as ``__main__`` of a rank's process, like ``python script.py``, in a warm fork.
 
-Such a script knows nothing of Powertrain. It has no boundaries, so a request to end reaches it as a signal: SIGTERM if
-it has a handler for that and the machine will be taken away, otherwise SIGINT, which Python turns into
-KeyboardInterrupt. Whatever it ends with after that is the end that was asked for.
+Such a script does not use Powertrain. It has no boundaries, so a stop request is delivered as a signal: SIGTERM if it
+has a handler for that and the machine is preempted, otherwise SIGINT, which Python turns into KeyboardInterrupt. Any
+exit after that counts as the requested one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(program: Mapping[str, Any]) -> None:
             entry on; ``name``, ``sys.argv[0]`` of a script; ``import_path``, which is ``sys.path``, [] to keep it.
 
     Raises:
-        StopProcess: The run was asked to end, and the script has.
+        StopProcess: The script has ended after a stop request.
     """
     request = _StopRequest()
     session.current("powertrain run").deliver_stop(request.deliver)
@@ -41,7 +41,7 @@ def run(program: Mapping[str, Any]) -> None:
     try:
         code, main = _load(program)
         sys.modules["__main__"] = sys.modules["__mp_main__"] = (
-            main  # the second is what spawned processes call it
+            main  # the second is its name in spawned processes
         )
         exec(code, main.__dict__)
         _join_threads()
@@ -54,7 +54,7 @@ def run(program: Mapping[str, Any]) -> None:
     except BaseException as error:
         if (
             request.is_made
-        ):  # its own KeyboardInterrupt, or a collective that broke because another rank has ended
+        ):  # its own KeyboardInterrupt, or a collective that failed because another rank has exited
             raise StopProcess(request.reason) from error
         raise
     if request.is_made:
@@ -62,7 +62,7 @@ def run(program: Mapping[str, Any]) -> None:
 
 
 class _StopRequest:
-    """The request to end that the run's controller has made, delivered as a signal."""
+    """The controller's stop request, delivered as a signal."""
 
     def __init__(self) -> None:
         self.is_made, self.reason = False, ""
@@ -76,7 +76,7 @@ class _StopRequest:
 
 
 def _become_new_process() -> None:
-    """Undo what a fork of the warm server has and a new interpreter has not."""
+    """Reset the state in which a fork of the warm server differs from a new interpreter."""
     signals.leave_to_users_code()
     script.let_children_run_script()
     random.seed()
@@ -87,7 +87,7 @@ def _become_new_process() -> None:
 
 
 def _load(program: Mapping[str, Any]) -> tuple[types.CodeType, types.ModuleType]:
-    """The code of the program, and the module to execute it in; sets ``sys.path`` and ``sys.argv``."""
+    """Return the code of the program, and the module to execute it in; set ``sys.path`` and ``sys.argv``."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     if program["import_path"]:
@@ -108,7 +108,7 @@ def _load(program: Mapping[str, Any]) -> tuple[types.CodeType, types.ModuleType]
 
 
 def _load_module(name: str, main: types.ModuleType) -> types.CodeType:
-    """The code of a module, or of ``__main__`` in a package, as ``python -m`` finds it."""
+    """Return the code of a module, or of ``__main__`` in a package, as ``python -m`` finds it."""
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
@@ -125,7 +125,7 @@ def _load_module(name: str, main: types.ModuleType) -> types.CodeType:
 
 
 def _find(path: str) -> str:
-    """Where this machine has the script: at its path, or among the files that were brought to this node."""
+    """Return the script's path on this machine: its own path, or among the files shipped to this node."""
     if not os.environ.get(LAUNCH_DIR_VARIABLE):
         return path
     place = session.current("powertrain run").place
@@ -140,7 +140,7 @@ def _find(path: str) -> str:
 
 
 def _join_threads() -> None:
-    """Wait for threads as the end of an interpreter does: the script is not over before they are."""
+    """Join threads, as the interpreter does at exit."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()

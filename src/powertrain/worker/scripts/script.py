@@ -1,10 +1,10 @@
 """Classes and functions of the user's script in a process that did not run the script.
 
 They arrive pickled by value, with ``__module__ == "__main__"`` or the name of a module that only the driver can import.
-Whatever pickles them later does so by reference: ``torch.save(model)``, a DataLoader with spawned workers. So
-:func:`load` makes them attributes of that module in this process, and :func:`bring_to_children` hands them on to
-spawned processes. These would otherwise run the script again to find them, and with it a ``fit()`` that no
-``if __name__ == "__main__"`` guards.
+Later they are pickled by reference: by ``torch.save(model)``, by a DataLoader with spawned workers. So :func:`load`
+makes them attributes of that module in this process, and :func:`bring_to_children` passes them on to spawned processes.
+These would otherwise run the script again to find them, and with it a ``fit()`` without an ``if __name__ ==
+"__main__"`` guard.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 
 import cloudpickle
 
-#: The functions by which cloudpickle makes what was pickled by value.
+#: The functions by which cloudpickle reconstructs objects pickled by value.
 _MAKERS = frozenset({"_make_function", "_make_skeleton_class", "_make_skeleton_enum"})
 #: The file that a spawned process runs in place of the script.
 _STUB = "from powertrain.worker.scripts.script import restored\nglobals().update(restored({pickled!r}))\n"
 
 
 def load(pickled: bytes) -> Any:
-    """Unpickle, and make classes and functions that were pickled by value known under their names."""
+    """Unpickle, and register classes and functions that were pickled by value under their names."""
     unpickler = _Unpickler(io.BytesIO(pickled))
     value = unpickler.load()
     publish(unpickler.made)
@@ -40,24 +40,24 @@ def publish(objects: Iterable[Any]) -> None:
     for found in objects:
         module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
         if not module or not name.isidentifier() or (module, name) in _published:
-            continue  # within a class or a function, or a second copy of what others refer to already
+            continue  # nested in a class or a function, or a second copy of a known object
         home = _module(module)
         if module == "__main__" or getattr(home, "__file__", None) is None:
             setattr(home, name, found)
             _published[module, name] = found
 
 
-#: What :func:`publish` has made known, by module and name.
+#: Objects registered by :func:`publish`, by module and name.
 _published: dict[tuple[str, str], Any] = {}
 
 
 def _module(name: str) -> types.ModuleType:
-    """The module of this name; an empty one in its place where only the driver could import it."""
+    """Return the module of this name; an empty one if only the driver can import it."""
     return sys.modules.setdefault(name, types.ModuleType(name))
 
 
 class _Unpickler(pickle.Unpickler):
-    """Remembers what it has made anew, rather than imported."""
+    """Unpickler that records reconstructed (not imported) objects."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -76,7 +76,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def bring_to_children() -> None:
-    """From now on processes spawned by this one get the script's classes, and do not run the script."""
+    """Pass the script's classes to processes spawned from now on, which then do not run the script."""
     from multiprocessing import spawn
 
     if getattr(spawn.get_preparation_data, "__module__", "") == __name__:
@@ -99,7 +99,7 @@ def _with_stub(prepare: Any) -> Any:
 
 
 def let_children_run_script() -> None:
-    """From now on processes spawned by this one import its ``__main__`` from its file, as multiprocessing does."""
+    """Let processes spawned from now on import ``__main__`` from its file, as multiprocessing does."""
     from multiprocessing import spawn
 
     prepare: Any = spawn.get_preparation_data
@@ -109,7 +109,7 @@ def let_children_run_script() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _stub(pid: int, published: int) -> str:
-    """The path of a file in memory, which exists as long as this process; made anew when there is more to bring."""
+    """Return the path of an in-memory file, which exists as long as this process; renewed when objects are added."""
     descriptor = os.memfd_create("powertrain-script")
     with os.fdopen(os.dup(descriptor), "w") as file:
         file.write(_STUB.format(pickled=_pickled(_published)))
@@ -117,7 +117,7 @@ def _stub(pid: int, published: int) -> str:
 
 
 def _pickled(objects: Mapping[tuple[str, str], Any]) -> bytes:
-    """All of them together, without those that cannot be pickled: a spawned process may not need them."""
+    """Pickle all objects together, without those that cannot be pickled: a spawned process may not need them."""
     with _by_value({module for module, _ in objects} - {"__main__"}):
         try:
             return bytes(cloudpickle.dumps(dict(objects)))
@@ -127,7 +127,7 @@ def _pickled(objects: Mapping[tuple[str, str], Any]) -> bytes:
 
 @contextlib.contextmanager
 def _by_value(modules: Iterable[str]) -> Iterator[None]:
-    """Have cloudpickle pickle by value what is in these modules: a spawned process cannot import them."""
+    """Make cloudpickle pickle these modules by value: a spawned process cannot import them."""
     changed = [
         sys.modules[name] for name in modules if name not in cloudpickle.list_registry_pickle_by_value()
     ]
@@ -149,11 +149,11 @@ def _can_travel(value: Any) -> bool:
 
 
 def restored(pickled: bytes) -> dict[str, Any]:
-    """In a spawned process: make the classes and functions known there; returns those of ``__main__`` by name."""
+    """Register the classes and functions in a spawned process; return those of ``__main__`` by name."""
     objects: dict[tuple[str, str], Any] = pickle.loads(pickled)
     for (module, name), found in objects.items():
         if module != "__main__":
             setattr(_module(module), name, found)
-    _published.update(objects)  # for processes that this one spawns
+    _published.update(objects)  # for processes spawned by this one
     bring_to_children()
     return {name: found for (module, name), found in objects.items() if module == "__main__"}

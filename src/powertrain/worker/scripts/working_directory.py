@@ -1,4 +1,4 @@
-"""The directory that a rank works in, and an explanation for relative paths that do not exist there."""
+"""The working directory of a rank, and an explanation for relative paths that do not exist there."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 from powertrain.errors import EngineError
 
-#: Where the files of the launch directory are on a machine that does not have that directory.
+#: Path of the launch directory's files on a machine that does not have that directory.
 LAUNCH_DIR_VARIABLE = "POWERTRAIN_LAUNCH_DIR"
 
 
 def launch_dir_here(launch_dir: str) -> str:
-    """Return where this machine has the launch directory: the directory itself, or what was brought of it."""
+    """Return the launch directory on this machine: the directory itself, or its shipped copy."""
     return os.environ.get(LAUNCH_DIR_VARIABLE) or launch_dir
 
 
@@ -31,11 +31,11 @@ def enter_launch_dir(launch_dir: str) -> None:
 
 
 def explain_missing_path(error: BaseException | None, launch_dir: str, scratch: str = "") -> str:
-    """Return where ranks run, if ``error`` is about a relative path that does not exist; "" for any other error.
+    """Explain where ranks run, if ``error`` is about a relative path that does not exist; "" for any other error.
 
     Args:
-        error: What the user's function raised. The errors that it was raised from are looked at too.
-        launch_dir: Where this machine has the launch directory.
+        error: The exception of the user's function. Its causes are inspected too.
+        launch_dir: The launch directory on this machine.
         scratch: The scratch directory of the node, if ranks work in one.
     """
     seen: set[int] = set()
@@ -48,7 +48,7 @@ def explain_missing_path(error: BaseException | None, launch_dir: str, scratch: 
 
 
 def _relative_path(error: FileNotFoundError) -> str:
-    """The first path that the error names, if it is relative. Descriptors and URLs are not paths."""
+    """Return the first path that the error names, if it is relative. Descriptors and URLs are not paths."""
     for name in (error.filename, error.filename2):
         if isinstance(name, (str, bytes)) and name:
             path = os.fsdecode(name)

@@ -1,1 +1,1 @@
-"""What a sweep keeps: its journal, and the state that follows from it."""
+"""The journal of a sweep, and the state derived from it."""

@@ -1,4 +1,4 @@
-"""What ``sweep.json`` says of a sweep: what was asked for, by whom, with which versions."""
+"""The content of ``sweep.json``: the sweep's arguments, user and versions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def describe_sweep(
 
 
 def objective_of(judge: Judge, tune: TuneConfig) -> tuple[str | None, str | None]:
-    """Return metric and mode by which trials are compared: the scheduler's, those of ``tune``, or the searcher's."""
+    """Return the metric and mode of comparison: the scheduler's, those of ``tune``, or the searcher's."""
     return (
         judge.scheduler.metric or first_of(tune.metric or judge.searcher.metric),
         judge.scheduler.mode or first_of(tune.mode or judge.searcher.mode),

@@ -1,4 +1,4 @@
-"""The facts of a sweep, in the order in which they happened. Replaying them rebuilds the sweep."""
+"""The facts of a sweep, in chronological order. Replaying them rebuilds the sweep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class SweepFact(msgspec.Struct, frozen=True, kw_only=True, tag_field="fact"):
-    """A fact with the Unix time at which it happened."""
+    """A fact with its Unix time."""
 
     time: float
 
@@ -27,9 +27,9 @@ class TrialAdded(SweepFact, frozen=True, kw_only=True, tag="trial_added"):
     """The searcher has suggested a configuration.
 
     Attributes:
-        config: The configuration where JSON can hold it as it is, otherwise a readable form of it.
+        config: The configuration if JSON can represent it, otherwise a readable form of it.
         is_exact: Whether ``config`` is the configuration itself. If not, ``pickled`` has it.
-        pickled: The key of a signed pickle of the configuration; "" where ``config`` is exact.
+        pickled: The key of a signed pickle of the configuration; "" if ``config`` is exact.
         params: The values that were drawn, by path.
     """
 
@@ -43,15 +43,15 @@ class TrialAdded(SweepFact, frozen=True, kw_only=True, tag="trial_added"):
 
 
 class SearchEnded(SweepFact, frozen=True, kw_only=True, tag="search_ended"):
-    """There will be no more trials."""
+    """The search has ended: no more trials follow."""
 
 
 class SearchReopened(SweepFact, frozen=True, kw_only=True, tag="search_reopened"):
-    """There may be more trials after all: a driver was given a larger ``num_samples``."""
+    """The search is open again: a driver was given a larger ``num_samples``."""
 
 
 class TrialStarted(SweepFact, frozen=True, kw_only=True, tag="trial_started"):
-    """The run of a trial begins, or begins again."""
+    """The run of a trial has started, or restarted."""
 
     trial: str
 
@@ -60,7 +60,7 @@ class TrialReported(SweepFact, frozen=True, kw_only=True, tag="trial_reported"):
     """Rank 0 of a trial has reported. ``seconds`` counts all of the trial's starts.
 
     ``metrics`` are in the form of :func:`powertrain.checkpoint.manifest.to_json_value`, which keeps infinities.
-    ``is_saved`` tells whether the report has brought a checkpoint.
+    ``is_saved`` tells whether the report includes a checkpoint.
     """
 
     trial: str
@@ -74,11 +74,11 @@ class TrialDecided(SweepFact, frozen=True, kw_only=True, tag="trial_decided"):
     """A scheduler, a stopper or the user has decided about a trial.
 
     Attributes:
-        action: "stop", "pause" or "continue" (also: resume, or exploit where there is a source).
+        action: "stop", "pause" or "continue" (also: resume, or exploit, if there is a source).
         source: The trial whose checkpoint this one continues from; "" for its own.
-        source_iteration: The row that the source had reached then.
+        source_iteration: The row of the source at that time.
         config: The configuration that it continues with; None for its own.
-        reason: Why, in words.
+        reason: The reason, as text.
     """
 
     trial: str
@@ -92,13 +92,13 @@ class TrialDecided(SweepFact, frozen=True, kw_only=True, tag="trial_decided"):
 
 
 class TrialFailed(SweepFact, frozen=True, kw_only=True, tag="trial_failed"):
-    """The run of a trial has failed and is started again."""
+    """The run of a trial has failed and is restarted."""
 
     trial: str
 
 
 class TrialEnded(SweepFact, frozen=True, kw_only=True, tag="trial_ended"):
-    """A trial has nothing left to do. ``state`` is that of its run."""
+    """A trial has ended. ``state`` is that of its run."""
 
     trial: str
     status: str
@@ -111,12 +111,12 @@ class TrialRevived(SweepFact, frozen=True, kw_only=True, tag="trial_revived"):
     """A failed trial runs again, after ``Tuner.restore(resume_errored=True)``."""
 
     trial: str
-    #: The run that it begins anew with; "" to go on with its run, from its newest checkpoint.
+    #: The new run of a trial that starts over; "" to resume its run from its newest checkpoint.
     fresh_name: str = ""
 
 
 class SweepEnded(SweepFact, frozen=True, kw_only=True, tag="sweep_ended"):
-    """The sweep is over ("finished"), or a driver has left it to be continued ("stopped")."""
+    """The sweep is complete ("finished"), or a driver has left it to be resumed ("stopped")."""
 
     state: str
     reason: str = ""
@@ -135,7 +135,7 @@ SweepEvent = Union[
     TrialRevived,
     SweepEnded,
 ]
-#: Facts that must survive the death of the machine before they are acted upon.
+#: Facts that must be durable before they are acted upon.
 DURABLE = (TrialDecided, TrialEnded, SweepEnded)
 
 _encoder = msgspec.json.Encoder()

@@ -1,8 +1,8 @@
-"""What a sweep keeps in its directory beside its trials.
+"""Files of a sweep in its directory, beside its trials.
 
 ::
 
-    <sweep>/sweep.json                 what was asked for: space, search, scheduler, by whom
+    <sweep>/sweep.json                 the request: space, search, scheduler, user
     <sweep>/sweep.pickle               the Tuner's arguments, signed: only this user's are opened
     <sweep>/configs/<trial>.pickle     configurations that JSON cannot hold, signed
     <sweep>/journal/<lease>-000001.jsonl
@@ -31,7 +31,7 @@ _logger = module_logger(__name__)
 
 KEY = "sweep.json"
 _ARGUMENTS_KEY = "sweep.pickle"
-#: Names in a sweep's directory that no trial may have.
+#: Reserved names in a sweep's directory, not available to trials.
 RESERVED_NAMES = frozenset({KEY, _ARGUMENTS_KEY, "callbacks.pickle", "configs", "journal", "lease", "chain"})
 
 
@@ -45,14 +45,14 @@ def is_sweep(storage: Storage) -> bool:
 
 
 def store(storage: Storage, record: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    """Keep what a sweep is made of; return "" or why ``restore`` will need it again."""
+    """Store the arguments of a sweep; return "" or the reason why ``restore`` will need them again."""
     import cloudpickle
 
     record = {**record, "names": _names_of(storage, str(record["name"]))}
     storage.put(KEY, seal_json(json.dumps(record, indent=2).encode()))
     try:
         value = signed.sign(storage, _ARGUMENTS_KEY, cloudpickle.dumps(dict(arguments)))
-    except Exception as error:  # whatever the user's objects do when they are pickled
+    except Exception as error:  # any error of the user's objects in pickling
         signed.delete(storage, _ARGUMENTS_KEY)
         return describe_error(error)
     signed.put(storage, value)
@@ -60,7 +60,7 @@ def store(storage: Storage, record: Mapping[str, Any], arguments: Mapping[str, A
 
 
 def read(storage: Storage) -> dict[str, Any]:
-    """Return what ``sweep.json`` says.
+    """Return the content of ``sweep.json``.
 
     Raises:
         ConfigError: There is no sweep.
@@ -92,7 +92,7 @@ def load_arguments(storage: Storage) -> dict[str, Any]:
     """Return the arguments of the sweep's Tuner.
 
     Raises:
-        ConfigError: They were not kept, or not by this user on this machine.
+        ConfigError: They were not stored, or not by this user on this machine.
     """
     where = without_secrets(storage.uri)
     try:
@@ -113,7 +113,7 @@ def load_arguments(storage: Storage) -> dict[str, Any]:
 
 
 def store_config(storage: Storage, name: str, config: Mapping[str, Any]) -> str:
-    """Keep a configuration that JSON cannot hold; return its key."""
+    """Store a configuration that JSON cannot represent; return its key."""
     import cloudpickle
 
     key = f"configs/{name}.pickle"
@@ -122,7 +122,7 @@ def store_config(storage: Storage, name: str, config: Mapping[str, Any]) -> str:
 
 
 def load_config(storage: Storage, key: str) -> dict[str, Any]:
-    """Return a configuration that :func:`store_config` kept.
+    """Return a configuration stored by :func:`store_config`.
 
     Raises:
         ConfigError: It is missing, or was not written by this user on this machine.
@@ -141,12 +141,12 @@ def load_config(storage: Storage, key: str) -> dict[str, Any]:
 
 
 def open_signed(storage: Storage, key: str) -> bytes:
-    """Return what this user has signed for a sweep, also under a name that its directory has had before."""
+    """Load a pickle that this user has signed for a sweep, also under an earlier name of its directory."""
     return signed.get(storage, key, earlier_names=lambda: _names_of(storage))
 
 
 def _names_of(storage: Storage, now: str = "") -> list[str]:
-    """Return the names that the directory of a sweep has had, as its record tells, and the one that it has ``now``."""
+    """Return the names of a sweep's directory so far, according to its record, and its current name."""
     try:
         record = read(storage)
     except (ConfigError, StorageError):
@@ -156,7 +156,7 @@ def _names_of(storage: Storage, now: str = "") -> list[str]:
 
 
 class ConfigReader:
-    """Opens configurations for results that are only looked at: those that cannot be opened are None.
+    """Loader of configurations for read-only results: None for those that cannot be loaded.
 
     Args:
         storage: The sweep's.
@@ -166,10 +166,10 @@ class ConfigReader:
         self._storage, self._has_told = storage, False
 
     def __call__(self, key: str) -> dict[str, Any] | None:
-        """Return a configuration that :func:`store_config` kept; None, with one warning, where that is not possible."""
+        """Return a configuration stored by :func:`store_config`; None, with one warning, if it cannot be loaded."""
         try:
             return load_config(self._storage, key)
-        except Exception as error:  # also whatever the user's objects do when they are opened
+        except Exception as error:  # also any error of the user's objects in unpickling
             if not self._has_told:
                 self._has_told = True
                 _logger.warning(
@@ -180,7 +180,7 @@ class ConfigReader:
 
 
 def read_journal(storage: Storage) -> list[ev.SweepEvent]:
-    """Return all facts of a sweep, the oldest first. Damaged lines are passed over, with a warning.
+    """Return all facts of a sweep, oldest first. Damaged lines are skipped, with a warning.
 
     Raises:
         StorageError: A file of the journal cannot be read.

@@ -1,4 +1,4 @@
-"""The state of a sweep as its journal tells it: a fold over the facts, without effects."""
+"""The state of a sweep, derived from its journal: a fold over the facts, without side effects."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Exploit:
 
 @dataclass
 class SweepState:
-    """What a journal says of a sweep.
+    """The state of a sweep.
 
     Attributes:
-        trials: By id, in the order in which they were made.
-        unended: Those of them that have not ended.
-        exploits: By trial the change that it starts with next.
-        stops: By trial why it was told to stop and has not ended yet.
-        is_search_over: Whether there will be no more trials.
-        starts: How many drivers have taken the sweep.
+        trials: Trials by id, in order of creation.
+        unended: Trials that have not ended.
+        exploits: The change of each trial at its next start.
+        stops: The reason of each pending stop, by trial.
+        is_search_over: Whether no more trials follow.
+        starts: Number of drivers so far.
         state: "running", "finished" or "stopped".
-        seconds: For how long drivers have worked on it, as far as the journal shows.
+        seconds: Total time of its drivers, according to the journal.
     """
 
     trials: dict[str, Trial] = field(default_factory=dict)
@@ -50,11 +50,11 @@ class SweepState:
     began: float = 0.0
     seconds: float = 0.0
     _newest: float = 0.0
-    #: Loads a configuration that JSON cannot hold; None, or where it returns None, its readable form stands for it.
+    #: Loads a configuration that JSON cannot represent; if None, or if it returns None, the readable form is used.
     load_config: Callable[[str], dict[str, Any] | None] | None = None
 
     def apply(self, event: ev.SweepEvent) -> None:
-        """Take the next fact. Facts about unknown trials are passed over."""
+        """Apply the next fact. Facts about unknown trials are skipped."""
         self._count_time(event)
         if isinstance(event, ev.SweepStarted):
             self.starts, self.state, self.reason = event.start, "running", ""
@@ -98,7 +98,7 @@ class SweepState:
             trial.status, trial.starts = tr.RUNNING, trial.starts + 1
         elif isinstance(event, ev.TrialReported):
             if trial.add_report(result_of(trial, event)) and trial.status == tr.RUNNING:
-                self.exploits.pop(trial.trial_id, None)  # it has begun with them, and need not do so again
+                self.exploits.pop(trial.trial_id, None)  # already applied at its start
             trial.seconds = max(trial.seconds, event.seconds)
         elif isinstance(event, ev.TrialDecided):
             self._decide(trial, event)
@@ -137,7 +137,7 @@ class SweepState:
 
 
 def result_of(trial: Trial, event: ev.TrialReported) -> dict[str, Any]:
-    """Return a report as searchers, schedulers and callbacks see it."""
+    """Return a report in the form for searchers, schedulers and callbacks."""
     return {
         **from_json_value(event.metrics),
         "training_iteration": event.iteration,
@@ -151,7 +151,7 @@ def result_of(trial: Trial, event: ev.TrialReported) -> dict[str, Any]:
 
 
 def _value_at(config: Any, path: str, otherwise: Any) -> Any:
-    """The value of a configuration at "a/b"; what stands for it where there is none."""
+    """Return the value of a configuration at "a/b"; the default if it is missing."""
     value = config
     for part in path.split("/"):
         if isinstance(value, Mapping) and part in value:
@@ -170,8 +170,8 @@ def replay(
 
     Args:
         events: The facts.
-        load_config: Loads a configuration that JSON cannot hold; None, or where it returns None, its readable form
-            stands for it.
+        load_config: Loads a configuration that JSON cannot represent; if None, or if it returns None, the
+            readable form is used.
     """
     state = SweepState(load_config=load_config)
     for event in events:
@@ -180,7 +180,7 @@ def replay(
 
 
 def json_form(value: Any) -> tuple[Any, bool]:
-    """Return a value of a configuration as JSON has it, and whether reading it back gives the same value."""
+    """Return the JSON form of a configuration value, and whether it is lossless."""
     if value is None or type(value) in (bool, str):
         return value, True
     if type(value) is int:
