@@ -107,9 +107,7 @@ class HyperBandScheduler(TrialScheduler):
         return self._halve(bracket)
 
     def _new_bracket(self, number: int) -> _Bracket:
-        """Return the next bracket of the paper's cycle, which begins with the most trials and the shortest first
-        rung.
-        """
+        """Return the next bracket of the paper's cycle: the one with the most trials and the shortest rung first."""
         steps = self._largest - number % (self._largest + 1)
         size = math.ceil((self._largest + 1) / (steps + 1) * self._factor**steps)
         return _Bracket(size, max(1.0, self._max_t * self._factor**-steps))

@@ -237,9 +237,7 @@ class OptunaSearch(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Report an ended trial. Without a number for each metric it counts as pruned, or failed with several
-        metrics.
-        """
+        """Report an ended trial: pruned without a number for its metric, failed where it has several metrics."""
         run = self._progress
         if run is None or (trial_id not in run.trials and trial_id not in run.adopted):
             return

@@ -159,8 +159,7 @@ class SweepLoop:
                 run.interrupt(2)
 
     def interrupt(self) -> None:
-        """Leave the sweep so that it can be resumed; a second call ends the trials immediately. Safe in signal
-        handlers."""
+        """Leave the sweep so that it can be resumed; a second call ends its trials. Safe in signal handlers."""
         self.is_interrupted, self._ending = True, self._ending or "it was interrupted"
         self._interrupts += 1
         for run in list(self._running.values()):
