@@ -197,6 +197,12 @@ def test_every_module_has_a_floor() -> None:
 
 
 @pytest.mark.smoke
+def test_the_documentation_lists_the_same_layers() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    listed = text.partition("## Import rules")[2].split("```")[1].split("\n")
+    assert [set(re.findall(r"\w+", line)) for line in listed if line] == FLOORS
+
+
 def test_imports_point_down_only() -> None:
     wrong = [
         str(found)

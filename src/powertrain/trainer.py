@@ -1,4 +1,4 @@
-"""DataParallelTrainer: ``fit`` makes a spec of the request, picks an engine, and runs the controller."""
+"""DataParallelTrainer: the constructor checks the arguments and picks the engine; ``fit`` hands the request on."""
 
 from __future__ import annotations
 

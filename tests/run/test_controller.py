@@ -1186,6 +1186,34 @@ def test_an_uploader_that_never_comes_up_costs_checkpoints_and_not_the_run(run: 
     assert "uploader of its node died again and again" in failed.reason
 
 
+def test_an_interrupt_while_a_failed_run_waits_for_storage_leaves_it_failed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, release, real = threading.Event(), threading.Event(), commit.commit
+
+    def hang(*arguments: Any, **fields: Any) -> Any:
+        hanging.set()
+        release.wait(PATIENCE)
+        return real(*arguments, **fields)
+
+    def play(worker: ScriptedWorker) -> None:
+        worker.report({}, files={"state": b"1"})
+        worker.wait_for(hanging)
+        raise RuntimeError("it fails")
+
+    def on_event(event: ev.Event) -> None:
+        if isinstance(event, ev.Failed):
+            run.interrupt()
+        elif isinstance(event, ev.Warned) and "still on their way" in event.message:
+            release.set()
+
+    monkeypatch.setattr(commit, "commit", hang)
+    run.watcher.on_event = on_event
+    outcome = run.go(ScriptedEngine(play), workers=1)
+    assert (outcome.state, outcome.interrupted) == ("failed", False)
+    assert [manifest.row for manifest in committed.committed(run.storage)] == [1]
+
+
 def test_what_storage_did_not_take_stays_when_a_failed_run_ends(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

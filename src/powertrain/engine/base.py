@@ -1,8 +1,8 @@
 """The protocol between the control plane and an engine, which provides slots and starts processes on them.
 
-The surface is small on purpose: five methods that change something, one that inspects, and a stream of events. Retry,
-resize, commit and restart are not here. They belong to the controller, so that a laptop run exercises the code of a
-cluster run.
+The surface is small on purpose: request slots, start and signal processes, inspect them, and a stream of events.
+Retry, resize, commit and restart are not here. They belong to the controller, so that a laptop run exercises the code
+of a cluster run.
 
 An engine guarantees the following, and ``powertrain.testing.engine_contract`` checks it:
 

@@ -80,7 +80,10 @@ _COMMITTER_TIMEOUT_S = 10.0
 
 
 class Controller:
-    """Runs one run to its end. ``run`` may be called on any thread; ``interrupt`` from any other."""
+    """Runs one run to its end.
+
+    ``run`` blocks its thread until then; the methods under "from other threads" may be called from any thread.
+    """
 
     def __init__(
         self,

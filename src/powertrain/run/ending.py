@@ -103,11 +103,11 @@ class Ending:
         run.stop.interrupts += 1
         if self._validating.is_awaited:  # the training is over: only the ending is cut short
             self._validating.cut_short()
-        elif self._settling.is_awaited and run.has_returned:
+        elif self._settling.is_awaited and (run.has_returned or run.stop.is_decided):
             self._interrupt_settling()
         elif run.stop.interrupts == 1:
             self.stop("interrupt", "interrupted; a second Ctrl-C ends it at once")
-            if run.stop.request is not None:
+            if run.attempt is not None and run.attempt.phase == phases.TRAINING:
                 run.deadlines.set(Deadline.GRACE, INTERRUPT_TIMEOUT_S)
         elif run.stop.request is not None:
             self.end_now()

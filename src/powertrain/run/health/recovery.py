@@ -35,7 +35,7 @@ class Recovery:
     ) -> None:
         self._run, self._settling, self._reports = run, settling, reports
         self._starting, self._clearing = starting, clearing
-        #: How many attempts in a row failed before any rank had trained.
+        #: How many attempts in a row ended before any rank had trained.
         self._early_deaths = 0
         #: The failures of the last attempt that failed, the cause first.
         self.failures: tuple[ev.WorkerFailure, ...] = ()
@@ -167,12 +167,13 @@ class Recovery:
         run.startup.over()
         assert attempt is not None
         regroup = run.steering.regroup
+        is_preempted = regroup is not None and regroup.cause == "notice"
         self._early_deaths = 0 if attempt.has_trained else self._early_deaths + 1
         if attempt.losses and not failure_policy.cause_is_known(attempt.failures):
             attempt.failures.clear()  # they only echo the loss
         if attempt.failures:
             decision = self._after_failure(attempt)
-        elif attempt.losses or (regroup is not None and regroup.cause == "notice"):
+        elif attempt.losses or is_preempted:
             decision = self._after_loss(attempt, regroup)
         else:
             decision = failure_policy.FailureDecision("retry", "the ranks were brought to a boundary for it")
@@ -184,7 +185,7 @@ class Recovery:
             return
         run.stop.is_decided = True
         end = EndRun()
-        if not attempt.failures and run.stop.request is None and regroup is not None:
+        if not attempt.failures and run.stop.request is None and is_preempted:
             end = EndRun(lifecycle.PREEMPTED, decision.reason)
         elif not self._is_excused(attempt) and (attempt.failures or run.stop.request is None):
             end = EndRun(lifecycle.FAILED, decision.reason)

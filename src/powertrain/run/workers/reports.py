@@ -278,7 +278,7 @@ class Reports:
             run.deadlines.set_if_unset(Deadline.LAGGARDS, timeout)
 
     def recover(self, member: Member, event: base.Exited | None) -> None:
-        """Take into account the reports of a dead rank that had returned and whose messages did not arrive.
+        """Add reports of a dead rank whose ``report()`` had returned but whose message did not reach the controller.
 
         They are on the rank's node. Where that is another machine, its agent has put them into ``event``.
         """
