@@ -318,7 +318,7 @@ class StreamedShard(TensorflowBatches):
         self._live = weakref.ref(begun)
         return begun
 
-    def on_peek(self, looked: StreamedEpoch[Any]) -> None:
+    def _on_peek(self, looked: StreamedEpoch[Any]) -> None:
         """Handle an epoch abandoned before its second batch was requested: it does not count."""
         self._next = looked.before
         if looked.requested:
@@ -462,7 +462,7 @@ class StreamedEpoch(Generic[T]):
         if self.over:
             return
         if self.is_peek:
-            self._shard.on_peek(self)
+            self._shard._on_peek(self)
         elif not is_meant:
             self._shard.early_ends.note_rest(self.epoch, f"{self._shard._given} batches")
         self.over = True
