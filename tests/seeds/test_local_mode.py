@@ -88,7 +88,7 @@ def test_an_error_in_local_mode_leads_to_the_users_own_exception(capsys: pytest.
         trainer.fit()
     assert isinstance(caught.value.__cause__, LookupError)
     said = str(caught.value) + capsys.readouterr().out
-    assert "the run goes on" in said
+    assert "the run continues" in said
     assert "is kept in" not in said, "the output stayed here, no log was written"
 
 
