@@ -46,7 +46,7 @@ def test_a_killed_rank_of_a_torchrun_script_restarts_it_and_the_run_is_diagnosed
     start: Any, stories: Any
 ) -> None:
     driver = start(
-        script("ddp_classifier"), "--epochs=4", "--snapshot=snapshot.pt", "--pause-file=go",
+        script("ddp_classifier"), "--epochs=8", "--snapshot=snapshot.pt", "--pause-file=go",
         options=("--max-restarts=1",),
     )  # fmt: skip
     driver.await_told("snapshot.pt")
@@ -63,7 +63,7 @@ def test_a_killed_rank_of_a_torchrun_script_restarts_it_and_the_run_is_diagnosed
     for rank in (0, 1):
         assert f"[rank {rank}] rank {rank} of 2 begins at epoch 0" in driver.output
         assert f"[rank {rank}] rank {rank} of 2 begins at epoch 1" in driver.output
-        assert f"rank {rank} is done after 4 epochs" in (
+        assert f"rank {rank} is done after 8 epochs" in (
             stories.storage / "run" / "logs" / "attempt-1" / f"rank-{rank:05d}.log"
         ).read_text("utf-8")
     assert "diagnosis of run" in driver.output
