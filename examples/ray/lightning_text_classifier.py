@@ -143,7 +143,7 @@ def parsed() -> argparse.Namespace:
     arguments.add_argument("--smoke", action="store_true", help="few steps")
     options = arguments.parse_args()
     if options.smoke:
-        options.max_steps = 30
+        options.max_steps = 60
     return options
 
 

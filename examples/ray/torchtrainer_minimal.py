@@ -86,7 +86,7 @@ def main() -> None:
     arguments.add_argument("--smoke", action="store_true", help="few steps")
     options = arguments.parse_args()
     if options.smoke:
-        options.steps = 30
+        options.steps = 60
 
     if options.ray_address and importlib.util.find_spec("ray") is None:
         print("Ray is not installed, so this trains on this machine.")

@@ -104,14 +104,14 @@ def test_a_text_classifier_with_lightning(tmp_path: Path) -> None:
     said = run_smoke("ray/lightning_text_classifier", tmp_path, "--name", "topics")
     assert "diagnosis of topics" in said
     result = Result.from_path(tmp_path / "runs" / "topics")
-    assert (result.state, result.metrics and result.metrics["step"]) == ("finished", 30)
+    assert (result.state, result.metrics and result.metrics["step"]) == ("finished", 60)
 
 
 def test_the_smallest_traced_training(tmp_path: Path) -> None:
     said = run_smoke("ray/torchtrainer_minimal", tmp_path, "--name", "points")
     assert "diagnosis of points" in said
     result = Result.from_path(tmp_path / "runs" / "points")
-    assert (result.state, result.metrics and result.metrics["steps"]) == ("finished", 30)
+    assert (result.state, result.metrics and result.metrics["steps"]) == ("finished", 60)
 
 
 def test_boosted_trees(tmp_path: Path) -> None:
