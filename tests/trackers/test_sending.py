@@ -57,6 +57,32 @@ def test_more_points_than_a_page_holds_are_sent_in_order(
     assert board.only() == points((0, range(1, 101)))
 
 
+def test_points_of_a_run_that_ends_while_others_are_being_sent_arrive(
+    run: RecordedRun, board: Board
+) -> None:
+    run.report(range(1, 6))
+
+    class EndsMeanwhile(BoardTracker):
+        def open(self, run):  # type: ignore[no-untyped-def]
+            session = super().open(run)
+            log = session.log
+
+            def log_while_the_run_ends(sent):  # type: ignore[no-untyped-def]
+                log(sent)
+                if sent[-1].step == 5:
+                    recorded.report(range(6, 9))
+                    recorded.end()
+                    sender.end(RunEnding("finished"), 60.0)
+
+            session.log = log_while_the_run_ends
+            return session
+
+    recorded, sender = run, Sender(EndsMeanwhile(board), run.storage, facts_of(run), print)
+    assert sender.follow() is None
+    assert board.only() == points((0, range(1, 9)))
+    assert [ending.state for ending in board.endings] == ["finished"]
+
+
 @pytest.mark.parametrize("taken", [0, 3, 5])
 def test_after_a_kill_between_sending_and_recording_no_point_is_doubled_or_missing(
     run: RecordedRun, board: Board, taken: int

@@ -80,11 +80,13 @@ class Sender:
         look_again = LOOK_INTERVAL_S if is_local else REMOTE_LOOK_INTERVAL_S
         delay = RETRY_DELAY_S
         while not self._is_over:
+            # Asked before the page is read: a run that ends meanwhile has written points that the page lacks.
+            is_complete = self._ending is not None
             try:
                 more = self._send_page()
                 self._mark_well()
                 delay = RETRY_DELAY_S
-                if not more and self._ending is not None:
+                if is_complete and not more:
                     self._finish()
                 wait = 0.0 if more or self._is_over else look_again
             except Exception as error:
