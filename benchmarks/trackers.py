@@ -4,6 +4,10 @@ One rank makes 10,000 steps of about a millisecond, and each is timed on the tra
 server is a real one, on this machine, at the lowest priority: it stands for one that is elsewhere. For the run in which
 it is down, connections to it are refused from a quarter to three quarters of the steps. Afterwards MLflow's own
 store is read, and points that are missing or there twice are counted.
+
+What the machine itself allows is measured in the same rounds: a run without a tracker, beside a process of the idle
+scheduling class that uses as much CPU time as sender and server together. Where cores are short, that run is slower
+than an undisturbed one, too.
 """
 
 from __future__ import annotations
@@ -49,6 +53,9 @@ SIZE = 160
 TIMEOUT_SECONDS = 900.0
 STARTS_WITHIN = 300.0
 NONE, UP, DOWN = "no tracker", "MLflow", "MLflow, down for half of the steps"
+BESIDE = "no tracker, an idle-class process beside it"
+#: CPU seconds that the sender and the server of MLflow use for 10,000 points: 2.7 and 2.2.
+BESIDE_CPU_SECONDS = 4.9
 #: "No step slower", as ratios to the run without a tracker in the same round.
 MEDIAN_AT_MOST, P99_AT_MOST, TOTAL_AT_MOST = 1.05, 1.25, 1.05
 
@@ -186,14 +193,33 @@ def going_down(server: Server, workspace: Path) -> Iterator[None]:
         server.open()
 
 
+@contextlib.contextmanager
+def using_cpu(seconds: float) -> Iterator[None]:
+    """Use CPU time in a process that runs only where nothing else wants to."""
+    code = "import os, time\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"
+    code += f"while time.process_time() < {seconds}: pass"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        with outlasting_programs(lambda: {process.pid}):
+            yield
+    finally:
+        process.kill()
+        process.wait()
+
+
 def measure(server: Server, kind: str, steps: int) -> Tracked:
     """Make one run of a kind, and read MLflow's store."""
     experiment = f"{kind} {time.time_ns()}"
     with tempfile.TemporaryDirectory(prefix="ptb-") as directory:
         workspace = Path(directory)
-        uri = "" if kind == NONE else server.uri
+        is_tracked = kind in (UP, DOWN)
+        uri = server.uri if is_tracked else ""
         settings = json.dumps({"steps": steps, "size": SIZE, "uri": uri, "experiment": experiment})
-        with going_down(server, workspace) if kind == DOWN else contextlib.nullcontext():
+        circumstances: dict[str, contextlib.AbstractContextManager[None]] = {
+            DOWN: going_down(server, workspace),
+            BESIDE: using_cpu(BESIDE_CPU_SECONDS * steps / STEPS),
+        }
+        with circumstances.get(kind, contextlib.nullcontext()):
             ended = run_to_end(
                 (sys.executable, str(SCRIPT), str(workspace), settings),
                 workspace=workspace,
@@ -201,7 +227,7 @@ def measure(server: Server, kind: str, steps: int) -> Tracked:
                 grace=5.0,
             )
         nanoseconds = tuple(json.loads((workspace / "steps.json").read_text()))
-    if kind == NONE:
+    if not is_tracked:
         return Tracked(nanoseconds, left_behind=ended.left_behind)
     missing, doubled, runs = read_back(server.store, experiment, steps)
     return Tracked(nanoseconds, missing, doubled, runs, ended.left_behind)
@@ -237,7 +263,7 @@ def rows_of(rounds: Rounds[Tracked]) -> list[Row]:
         ("all steps", "s", lambda one: one.total_s),
     ):
         bare = rounds.numbers(NONE, take)
-        for who in (NONE, UP, DOWN):
+        for who in (NONE, BESIDE, UP, DOWN):
             numbers = rounds.numbers(who, take)
             ratio = None if who == NONE else median_ratio(numbers, bare)
             rows.append(Row(what, who, unit, numbers, ratio))
@@ -274,9 +300,9 @@ def main() -> int:
             with outlasting_programs(lambda: _family(server.process.pid)):
                 contenders = [
                     Contender(
-                        kind, ("mlflow",) if kind != NONE else (), partial(measure, server, kind, steps)
+                        kind, ("mlflow",) if kind in (UP, DOWN) else (), partial(measure, server, kind, steps)
                     )
-                    for kind in (NONE, UP, DOWN)
+                    for kind in (NONE, UP, BESIDE, DOWN)
                 ]
                 rounds = interleave(contenders, repetitions, warm_up=False)
         finally:
