@@ -14,6 +14,7 @@ from powertrain.cli.diagnose import diagnose
 from powertrain.cli.k8s import k8s
 from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
+from powertrain.cli.profile import profile
 from powertrain.cli.resize import resize
 from powertrain.cli.run import run
 from powertrain.cli.show import show
@@ -37,6 +38,7 @@ app.command()(show)
 app.command()(logs)
 app.command()(stop)
 app.command()(stacks)
+app.command()(profile)
 app.command()(resize)
 app.command()(diagnose)
 app.command()(compare)

@@ -69,6 +69,7 @@ class Deadline(StrEnum):
     WATCH = "the watchdog looks at the ranks"
     TURN = "a debugger shares the terminal"
     INSPECTIONS = "ranks have sent their stacks"
+    PROFILES = "ranks have sent their profiles"
     RETRY = "the next attempt starts"
 
 

@@ -88,7 +88,7 @@ class Parts:
             self.recovery,
         )
         self.notices = Notices(run, self.ending, self.clearing, self.recovery)
-        self.requests = Requests(run, self.reports, self.ending)
+        self.requests = Requests(run, self.reports, self.ending, self._submit_optional)
         self.engine_events = EngineEvents(run, self.recovery)
         self.messages = WorkerMessages(run, self.reports, self._message_handlers())
 
@@ -108,6 +108,12 @@ class Parts:
             warn=run.warn,
             clock=run.clock.monotonic,
         )
+
+    def _submit_optional(
+        self, do: Callable[[], Any], then: Callable[[Any, BaseException | None], None]
+    ) -> None:
+        """Do something on the thread for storage, once: checkpoints must not wait for it."""
+        self.committer.submit(do, then, persist=False)
 
     def deadline_handlers(self) -> dict[Deadline, Callable[[], None]]:
         """Return what to do when each deadline has passed."""
@@ -135,6 +141,7 @@ class Parts:
             Deadline.WATCH: self.watch.on_due,
             Deadline.TURN: self.debuggers.on_turn_over,
             Deadline.INSPECTIONS: self.requests.on_inspections_due,
+            Deadline.PROFILES: self.requests.on_profiles_due,
             Deadline.RETRY: self.recovery.retry,
         }
 
@@ -184,6 +191,7 @@ class Parts:
             from_worker.Executed: self.starting.on_executed,
             from_worker.Beat: self.watch.on_beat,
             from_worker.Stacks: on_stacks,
+            from_worker.Profiled: self.requests.on_profiled,
             from_worker.Telemetry: lambda member, message: run.telemetry.on_telemetry(member, message),
             from_worker.Held: run.steering.on_held,
             from_worker.Reached: run.steering.on_reached,

@@ -68,6 +68,15 @@ class Inspect(Message, frozen=True, tag="inspect"):
     ask: int
 
 
+class Profile(Message, frozen=True, tag="profile"):
+    """Request for a profile of the rank's next steps."""
+
+    ask: int
+    steps: int
+    #: Also record allocations.
+    memory: bool = False
+
+
 class Opened(Message, frozen=True, tag="opened"):
     """All ranks are at collective ``sync``: ``data`` is rank 0's value; or they cannot meet, with the reason in
     ``error``."""

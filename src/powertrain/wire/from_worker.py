@@ -59,6 +59,24 @@ class Stacks(Message, frozen=True, tag="stacks"):
     processes: list[ProcessStack]
 
 
+class Profiled(Message, frozen=True, tag="profiled"):
+    """Reply to :class:`Profile`: the profile of some steps, or the reason why there is none in ``error``."""
+
+    ask: Count
+    error: str = ""
+    #: The number of profiled steps, and of the steps of the attempt before them.
+    steps: Count = 0
+    first_step: Count = 0
+    #: Seconds on the training thread to start the profiler, of the profiled steps, and to stop it; and beside it.
+    start_seconds: float = 0.0
+    step_seconds: float = 0.0
+    stop_seconds: float = 0.0
+    packing_seconds: float = 0.0
+    #: The trace in Chrome's format and the history of the CUDA allocator, both compressed by gzip; b"" for none.
+    trace: bytes = b""
+    memory: bytes = b""
+
+
 class Noticed(Message, frozen=True, tag="noticed"):
     """The rank's process received a termination signal; ``times`` counts them."""
 

@@ -23,10 +23,12 @@ from powertrain.trace.recording.arrival import Arrival
 from powertrain.trace.recording.phases import NAMES, RECORD_SIZE
 from powertrain.trace.recording.recorder import Recorder
 from powertrain.trace.stacks.whereabouts import PlaceCounts
-from powertrain.wire.from_worker import Telemetry
+from powertrain.wire.from_controller import Profile
+from powertrain.wire.from_worker import Profiled, Telemetry
 
 if TYPE_CHECKING:
     from powertrain.trace.machine.samplers import Sampler
+    from powertrain.trace.profiling.window import ProfileResult, ProfileWindow
     from powertrain.trace.recording.patch_choice import Choice
 
 #: Seconds between two messages, and until the first: unsent records die with the run's driver.
@@ -102,6 +104,7 @@ class Tracing:
         self._sampler: Sampler | None = None
         self._torch: Arrival | None = None
         self._device_is_told = False
+        self._window: ProfileWindow | None = None
         self._given_gpu: int | None = None
 
     @property
@@ -150,6 +153,8 @@ class Tracing:
         try:
             if self._torch is not None:
                 self._torch.give_up()
+            if self._window is not None:
+                self._window.close()
             self._recorder.flush()
             with self._lock:
                 if self._is_over:
@@ -170,6 +175,21 @@ class Tracing:
         self._warn(f"This rank is not traced any further: {type(error).__name__}: {error}")
 
     # -- the service thread
+
+    def profile_for(self, send: Callable[[Profiled], None]) -> Callable[[Profile], None]:
+        """Return what profiles the next steps on request, and sends the outcome with ``send``. Any thread."""
+
+        def profile(request: Profile) -> None:
+            if not self._settings.steps or self._is_over:
+                send(Profiled(ask=request.ask, error="its steps are not recorded"))
+                return
+            from powertrain.trace.profiling.window import ProfileOrder, ProfileWindow
+
+            if self._window is None:
+                self._window = ProfileWindow(self._recorder, lambda result: send(_profiled(result)))
+            self._window.begin(ProfileOrder(ask=request.ask, steps=request.steps, memory=request.memory))
+
+        return profile
 
     @property
     def due(self) -> float:
@@ -250,6 +270,21 @@ class Tracing:
         self._facts["device"] = name
         if "peak_flops" not in self._settings.facts and (peak := peak_flops(name)):
             self._facts["peak_flops"] = peak
+
+
+def _profiled(result: ProfileResult) -> Profiled:
+    return Profiled(
+        ask=result.ask,
+        error=result.error,
+        steps=result.steps,
+        first_step=result.first_step,
+        start_seconds=result.cost.start,
+        step_seconds=result.cost.steps,
+        stop_seconds=result.cost.stop,
+        packing_seconds=result.cost.packing,
+        trace=result.trace,
+        memory=result.memory,
+    )
 
 
 def newest_steps(path: str, after: int = 0, most: int = 0) -> bytes:

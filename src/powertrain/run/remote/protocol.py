@@ -94,11 +94,22 @@ class LookAround(msgspec.Struct, frozen=True, kw_only=True, tag="look_around"):
     ranks: tuple[int, ...] = ()
 
 
+class ProfileSteps(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
+    """Profile the next steps of these ranks, and keep the traces in the run's directory."""
+
+    ranks: tuple[int, ...] = (0,)
+    steps: int = 3
+    #: Also record allocations.
+    memory: bool = False
+    #: Seconds to wait for them.
+    within: float = 120.0
+
+
 class Describe(msgspec.Struct, frozen=True, kw_only=True, tag="describe"):
     """Return the progress of the run, and what it waits for."""
 
 
-Request = Union[ResizeRequest, StopRequest, LookAround, Describe]
+Request = Union[ResizeRequest, StopRequest, LookAround, ProfileSteps, Describe]
 
 # --------------------------------------------------------------------------- replies
 
@@ -115,6 +126,21 @@ class RankSeen(msgspec.Struct, frozen=True, kw_only=True, tag="rank_seen"):
     row: int = 0
     #: True while a debugger holds it.
     debugged: bool = False
+
+
+class RankProfiled(msgspec.Struct, frozen=True, kw_only=True, tag="rank_profiled"):
+    """The profile of one rank: its key in the run's directory, or the reason why there is none in ``error``."""
+
+    rank: int
+    key: str = ""
+    error: str = ""
+
+
+class StillWaiting(msgspec.Struct, frozen=True, kw_only=True, tag="still_waiting"):
+    """The request is being served; these ranks are still to come."""
+
+    ranks: list[int]
+    seconds: float = 0.0
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True, tag="description"):
@@ -145,7 +171,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     message: str = ""
 
 
-Part = Union[RankSeen, Description]
+Part = Union[RankSeen, RankProfiled, StillWaiting, Description]
 Reply = Union[Part, Answer]
 
 

@@ -1,4 +1,5 @@
-"""Requests of the command line (``powertrain stop``, ``resize``, ``stacks``, ``show``), answered by the controller."""
+"""Requests of the command line (``powertrain stop``, ``resize``, ``stacks``, ``profile``, ``show``), answered by the
+controller."""
 
 from __future__ import annotations
 
@@ -10,23 +11,26 @@ from powertrain.run.deadlines import Deadline
 from powertrain.run.ending import Ending
 from powertrain.run.remote import protocol, status
 from powertrain.run.remote.inspections import Inspections, StacksFromOutside
+from powertrain.run.remote.profiles import Profiles, Submit
 from powertrain.run.scaling.policy import in_words
 from powertrain.run.workers import attempt as phases
-from powertrain.run.workers.attempt import Member
+from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.workers.reports import Reports
-from powertrain.wire.from_worker import Stacks
+from powertrain.wire.from_worker import Profiled, Stacks
 
 
 class Requests:
     """Answers requests from outside. The controller's thread only."""
 
-    def __init__(self, run: ActiveRun, reports: Reports, ending: Ending) -> None:
+    def __init__(self, run: ActiveRun, reports: Reports, ending: Ending, submit: Submit) -> None:
         self._run, self._reports, self._ending = run, reports, ending
         self._inspections = Inspections(run.engine, run.send, run.post, run.clock.monotonic)
+        self._profiles = Profiles(run.storage, run.send, submit, run.clock.monotonic)
         self._handlers: dict[type, Callable[[Any, protocol.ControlClient], None]] = {
             protocol.ResizeRequest: self._on_resize,
             protocol.StopRequest: self._on_stop,
             protocol.LookAround: self._on_stacks_request,
+            protocol.ProfileSteps: self._on_profile_request,
             protocol.Describe: self._on_describe,
         }
 
@@ -35,6 +39,7 @@ class Requests:
 
     def close(self) -> None:
         self._inspections.close()
+        self._profiles.close()
 
     def _on_resize(self, request: protocol.ResizeRequest, client: protocol.ControlClient) -> None:
         """Change the number of workers, or answer why that is not possible."""
@@ -97,9 +102,8 @@ class Requests:
     # -- stacks
 
     def _on_stacks_request(self, request: protocol.LookAround, client: protocol.ControlClient) -> None:
-        run, attempt = self._run, self._run.attempt
-        if attempt is None or attempt.phase in (phases.DISMISSED, phases.CLEARING):
-            client.answer(f"The run {run.spec.run.name!r} has no ranks now: it is {run.state.state}.", False)
+        attempt = self._attempt_with_ranks(client)
+        if attempt is None:
             return
         client.send_part(self._description())
         self._inspections.begin(attempt, request.ranks, client)
@@ -121,3 +125,33 @@ class Requests:
 
     def _schedule(self) -> None:
         self._run.deadlines.set_at(Deadline.INSPECTIONS, self._inspections.due())
+
+    def _attempt_with_ranks(self, client: protocol.ControlClient) -> Attempt | None:
+        """Return the current attempt; None, and the client is answered, where it has no ranks."""
+        run, attempt = self._run, self._run.attempt
+        if attempt is None or attempt.phase in (phases.DISMISSED, phases.CLEARING):
+            client.answer(f"The run {run.spec.run.name!r} has no ranks now: it is {run.state.state}.", False)
+            return None
+        return attempt
+
+    # -- profiles
+
+    def _on_profile_request(self, request: protocol.ProfileSteps, client: protocol.ControlClient) -> None:
+        attempt = self._attempt_with_ranks(client)
+        if attempt is None:
+            return
+        client.send_part(self._description())
+        self._profiles.begin(attempt, request, client)
+        self._schedule_profiles()
+
+    def on_profiled(self, member: Member, message: Profiled) -> None:
+        """A rank has sent its profile."""
+        self._profiles.on_profiled(member, message)
+        self._schedule_profiles()
+
+    def on_profiles_due(self) -> None:
+        self._profiles.poll(self._run.deadlines.now())
+        self._schedule_profiles()
+
+    def _schedule_profiles(self) -> None:
+        self._run.deadlines.set_at(Deadline.PROFILES, self._profiles.due())

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from powertrain.trace.recording.ring import Buffer
 
 
+#: Arguments of :attr:`Recorder.at_step_end` where no optimizer ended the step.
+BY_MARK, BY_REPORT = -1, -2
+
+
 class Recorder:
     """Record marks of a loop at the cost of reading a clock, and turn them into steps in batches.
 
@@ -67,6 +71,7 @@ class Recorder:
         "_steps",
         "_within",
         "amounts",
+        "at_step_end",
         "clock",
         "depth",
         "device",
@@ -96,6 +101,9 @@ class Recorder:
         self.trouble = ""
         #: Id of the recording thread; 0 for none, as in a forked child.
         self.thread = get_ident() if thread is None else thread
+        #: Called on the recording thread when a step ends, with a number for what ended it: an optimizer's id,
+        #: :data:`BY_MARK` or :data:`BY_REPORT`. None while nothing is to happen there.
+        self.at_step_end: Callable[[int], None] | None = None
         #: Inside a gradient scaler's step, which may or may not call the optimizer's step.
         self.is_scaling = False
         began = clock()
@@ -272,6 +280,8 @@ class Recorder:
             self._choose_timing(self.device, now)
         if now >= self.due or len(self.log) > SETTLE_AT:
             self.settle()
+        if self.at_step_end is not None and not self.depth and not self._marks_steps:
+            self.at_step_end(self.which)
 
     def begin_marked_step(self) -> None:
         """Begin a step of ``trace_step``. From the first call on, only ``trace_step`` defines steps."""
@@ -291,6 +301,8 @@ class Recorder:
                 self._choose_timing(self.device, now)
             if now >= self.due or len(self.log) > SETTLE_AT:
                 self.settle()
+            if self.at_step_end is not None and not failed and not self._within:
+                self.at_step_end(BY_MARK)
 
     def _choose_timing(self, device: DeviceTimer, now: int) -> None:
         """Decide after a step or an optimizer step whether the next one is timed on the device."""
@@ -307,6 +319,8 @@ class Recorder:
             self.note((REPORTED, now))
             if now >= self.due or len(self.log) > SETTLE_AT:
                 self.settle()
+            if self.at_step_end is not None and not self.which and not self._marks_steps:
+                self.at_step_end(BY_REPORT)
 
     def flush(self) -> None:
         """Close the last step, after the user's function has ended."""

@@ -38,12 +38,13 @@ from powertrain.wire.from_controller import (
     Inspect,
     MessageRefused,
     Opened,
+    Profile,
     Reported,
     RowClosed,
     Train,
     Unstaged,
 )
-from powertrain.wire.from_worker import Arrived, AskCheckpoints, Beat, Held, Noted, Noticed, Stacks
+from powertrain.wire.from_worker import Arrived, AskCheckpoints, Beat, Held, Noted, Noticed, Profiled, Stacks
 from powertrain.wire.keys import ConnectionInfo
 from powertrain.wire.link import Link
 from powertrain.wire.values import Point, ProcessStack, Where
@@ -105,6 +106,8 @@ class Service:
         #: Called on this thread: with replies for a debugger of this rank; and to see whether one holds it.
         self.on_debug: Callable[[FromController], None] = lambda _: None
         self.is_debugged: Callable[[], bool] = lambda: False
+        #: Called on this thread: with the request for a profile. Until the rank is traced, there are no steps.
+        self.on_profile: Callable[[Profile], None] = self._refuse_profile
         #: Called on this thread: returns the progress of reading data, as text.
         self.describe_data: Callable[[], str] = lambda: ""
         #: The recorder of the rank's time, while it is traced.
@@ -432,6 +435,8 @@ class Service:
             self._gate.go_to(command)
         elif isinstance(command, Inspect):
             self._urgent.append(self._stacks(command.ask))
+        elif isinstance(command, Profile):
+            self.on_profile(command)
         elif isinstance(command, Opened):
             self._waiter("sync", command.sync).set(command)
         elif isinstance(command, RowClosed):
@@ -459,6 +464,11 @@ class Service:
                 self._dismissed_at = time.monotonic()
                 self.on_debug(command)
             self.commands.put(command)
+
+    def _refuse_profile(self, order: Profile) -> None:
+        self.send_now(
+            Profiled(ask=order.ask, error="the rank is not in its training function, or is not traced")
+        )
 
     def _close_row(self, command: RowClosed) -> None:
         row, self.stop_at_row = command.row, command.stop

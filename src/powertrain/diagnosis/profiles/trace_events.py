@@ -1,0 +1,144 @@
+"""A profile's trace as events: Chrome's format, as torch's profiler writes it. Pure."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from powertrain.errors import StorageError
+
+#: Categories of events on a device.
+_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+class _RawArguments(msgspec.Struct, frozen=True):
+    external: int = msgspec.field(name="External id", default=0)
+    sequence: int = msgspec.field(name="Sequence number", default=-1)
+    bytes: float = msgspec.field(name="Bytes", default=0.0)
+
+
+class _RawEvent(msgspec.Struct, frozen=True):
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    tid: Any = None
+    ts: float = 0.0
+    dur: float = 0.0
+    args: Any = None
+
+
+class _RawLines(msgspec.Struct, frozen=True):
+    lines: list[str] = []
+    operators: dict[int, int] = {}
+
+
+class _RawTrace(msgspec.Struct, frozen=True):
+    traceEvents: list[_RawEvent] = []  # the name in the file
+    powertrain: _RawLines = _RawLines()
+
+
+@dataclass(frozen=True)
+class ProfileEvent:
+    """One event. Times are microseconds."""
+
+    kind: str
+    name: str
+    thread: str
+    start: float
+    duration: float
+    #: The operator that it belongs to, or that it is; 0 for none.
+    operator: int = 0
+    #: Links an operator with its backward; -1 for none.
+    sequence: int = -1
+    #: Of an allocation; negative where memory was freed.
+    bytes: float = 0.0
+
+    @property
+    def end(self) -> float:
+        return self.start + self.duration
+
+
+@dataclass(frozen=True)
+class ProfileTrace:
+    """The events of one rank's profile, by what they are, each in the order of time."""
+
+    operators: tuple[ProfileEvent, ...]
+    #: Kernels, copies and fills on devices.
+    device: tuple[ProfileEvent, ...]
+    #: Calls of the CUDA runtime.
+    runtime: tuple[ProfileEvent, ...]
+    allocations: tuple[ProfileEvent, ...]
+    #: By operator, the line of the user's code; that of a backward is its forward's.
+    line_of: dict[int, str]
+
+
+def read_trace(packed: bytes) -> ProfileTrace:
+    """Return the events of a compressed trace. Raises StorageError for one that cannot be read."""
+    try:
+        text = zlib.decompress(packed, _GZIP)
+        raw = msgspec.json.decode(text, type=_RawTrace)
+    except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StorageError(
+            f"The profile is damaged: {error}. Make it again with 'powertrain profile'."
+        ) from error
+    events = sorted((_event(one) for one in raw.traceEvents if _is_used(one)), key=lambda one: one.start)
+    operators = tuple(one for one in events if one.kind == "cpu_op")
+    return ProfileTrace(
+        operators=operators,
+        device=tuple(one for one in events if one.kind in _ON_DEVICE),
+        runtime=tuple(one for one in events if one.kind in ("cuda_runtime", "cuda_driver")),
+        allocations=tuple(one for one in events if one.name == "[memory]"),
+        line_of=_lines(operators, raw.powertrain),
+    )
+
+
+def _is_used(raw: _RawEvent) -> bool:
+    return raw.ph == "X" or (raw.ph == "i" and raw.name == "[memory]")
+
+
+def _event(raw: _RawEvent) -> ProfileEvent:
+    try:
+        arguments = msgspec.convert(raw.args or {}, type=_RawArguments)
+    except msgspec.ValidationError:  # of another event, whose arguments have other types
+        arguments = _RawArguments()
+    return ProfileEvent(
+        kind=raw.cat,
+        name=raw.name,
+        thread=str(raw.tid),
+        start=raw.ts,
+        duration=raw.dur,
+        operator=arguments.external,
+        sequence=arguments.sequence,
+        bytes=arguments.bytes,
+    )
+
+
+def _lines(operators: tuple[ProfileEvent, ...], known: _RawLines) -> dict[int, str]:
+    """Return the line of each operator; that of a backward is named after the forward that it undoes."""
+    lines = {
+        operator: known.lines[index]
+        for operator, index in known.operators.items()
+        if 0 <= index < len(known.lines)
+    }
+    forward = {
+        one.sequence: lines[one.operator]
+        for one in operators
+        if one.sequence >= 0 and one.operator in lines and not _is_backward(one)
+    }
+    #: By thread the end of the backward that it is in, and the line of its forward.
+    current: dict[str, tuple[float, str]] = {}
+    for one in operators:
+        until, line = current.get(one.thread, (float("-inf"), ""))
+        if one.start >= until and _is_backward(one) and one.sequence in forward:
+            until, line = current[one.thread] = one.end, forward[one.sequence]
+        if one.start < until:
+            lines[one.operator] = f"backward of {line}"
+    return lines
+
+
+def _is_backward(operator: ProfileEvent) -> bool:
+    return "Backward" in operator.name or operator.name.startswith("autograd::engine")

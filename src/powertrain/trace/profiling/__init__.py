@@ -1,0 +1,1 @@
+"""Profiles of a few steps of a live rank, by torch's profiler."""
