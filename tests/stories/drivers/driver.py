@@ -121,6 +121,12 @@ def never_at_a_boundary() -> dict[str, Any]:
     return story.outcome_of(trainer(loops.never_at_a_boundary, "killed").fit)
 
 
+def train_until_told() -> dict[str, Any]:
+    import traced
+
+    return story.outcome_of(torch_trainer(traced.until_told, "live").fit)
+
+
 def trace_until_killed() -> Any:
     import traced
 

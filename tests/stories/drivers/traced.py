@@ -45,3 +45,30 @@ def until_killed(config: dict[str, Any]) -> None:
         number += 1
         if number == 1000:
             story.tell(f"rank {rank} trains")
+
+
+def until_told() -> None:
+    """Trains until a file says that it is enough."""
+    import torch
+
+    from powertrain.collective import broadcast_from_rank_zero
+    from powertrain.torch import prepare_model
+
+    model = prepare_model(
+        torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    step = 0
+    while not broadcast_from_rank_zero(story.told("enough")):
+        loss = loss_of(model, torch.randn(256, 64))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        if step == 3:
+            story.tell(f"rank {train.get_context().get_world_rank()} trains")
+    train.report({"steps": step})
+
+
+def loss_of(model, batch):  # type: ignore[no-untyped-def]
+    return model(batch).square().mean()

@@ -172,24 +172,25 @@ class Patches:
                 within.model = False
                 recorder.leave(depth)
 
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        # torch's profiler reads the argument "self" of what stands in this place, and crashes where there is none.
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if within.model or is_compiling():
                 # Inlined from torch's own implementation, so that calls of submodules cost nothing.
-                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
-            is_model = met.get(id(module))
+                return (self._compiled_call_impl or self._call_impl)(*args, **kwargs)
+            is_model = met.get(id(self))
             if is_model is None and get_ident() == recorder.thread:
-                is_model = meet(module)
+                is_model = meet(self)
             if not is_model:
-                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+                return (self._compiled_call_impl or self._call_impl)(*args, **kwargs)
             if recorder.depth or recorder.timing is not None or get_ident() != recorder.thread:
-                return call_within(module, args, kwargs)
+                return call_within(self, args, kwargs)
             # The common case. The recorder's work is inlined here: most of the cost of a call that runs once per step
             # is loading its code into the processor's caches.
             note((LEARN if is_grad_enabled() else LOOK, clock()))
             recorder.depth = 1
             within.model = True
             try:
-                return (module._compiled_call_impl or module._call_impl)(*args, **kwargs)
+                return (self._compiled_call_impl or self._call_impl)(*args, **kwargs)
             finally:
                 within.model = False
                 recorder.depth = 0
