@@ -36,7 +36,7 @@ from powertrain.config.failure import FailureConfig
 from powertrain.config.json import to_json
 from powertrain.config.run import STORAGE_VARIABLE, LoggingConfig, RunConfig
 from powertrain.config.scaling import ScalingConfig
-from powertrain.config.trace import TraceConfig
+from powertrain.config.trace import ProfileConfig, TraceConfig
 from powertrain.config.validation import ValidationConfig, ValidationTaskConfig
 from powertrain.errors import ConfigError
 from powertrain.jax import JaxConfig
@@ -50,6 +50,7 @@ ALL = [
     DataConfig,
     FailureConfig,
     LoggingConfig,
+    ProfileConfig,
     RunConfig,
     ScalingConfig,
     SyncConfig,
@@ -239,6 +240,12 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (RunConfig, {"worker_runtime_env": {"env_vars": {"A=B": "1"}}}, ["'A=B'", "environment variable"]),
     (RunConfig, {"port": 70000}, ["port=70000", "65535"]),
     (RunConfig, {"trace": "off"}, ["trace='off'", "TraceConfig"]),
+    (RunConfig, {"profile": "all"}, ["profile='all'", "ProfileConfig"]),
+    (ProfileConfig, {"start_step": 0}, ["start_step=0", "1"]),
+    (ProfileConfig, {"steps": 0}, ["steps=0", "1"]),
+    (ProfileConfig, {"ranks": []}, ["ranks=[]", "no rank"]),
+    (ProfileConfig, {"ranks": [-1]}, ["-1"]),
+    (ProfileConfig, {"memory": "much"}, ["memory='much'", "True"]),
     (TraceConfig, {"mode": "loud"}, ["mode='loud'", "'summary'", "'cli'"]),
     (TraceConfig, {"profile": "deepest"}, ["profile='deepest'", "'run'"]),
     (TraceConfig, {"init_mode": "some"}, ["init_mode='some'", "'selective'"]),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from powertrain.config.failure import FailureConfig
     from powertrain.config.run import LoggingConfig, RunConfig
     from powertrain.config.scaling import ScalingConfig
-    from powertrain.config.trace import TraceConfig
+    from powertrain.config.trace import ProfileConfig, TraceConfig
     from powertrain.config.validation import ValidationConfig, ValidationFn, ValidationTaskConfig
     from powertrain.errors import (
         ControllerError,
@@ -83,7 +83,7 @@ _HOMES = {
     "powertrain.config.failure": ("FailureConfig",),
     "powertrain.config.run": ("LoggingConfig", "RunConfig"),
     "powertrain.config.scaling": ("ScalingConfig",),
-    "powertrain.config.trace": ("TraceConfig",),
+    "powertrain.config.trace": ("ProfileConfig", "TraceConfig"),
     "powertrain.config.validation": ("ValidationConfig", "ValidationFn", "ValidationTaskConfig"),
     "powertrain.errors": (
         "ControllerError",
@@ -136,6 +136,7 @@ __all__ = [
     "PreemptedError",
     "PreemptionError",
     "PreemptionInfo",
+    "ProfileConfig",
     "ReportedCheckpoint",
     "ReportedCheckpointStatus",
     "Result",

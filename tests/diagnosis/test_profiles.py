@@ -36,6 +36,7 @@ def packed(events: list[dict[str, Any]], lines: list[str], operators: dict[int, 
     return gzip.compress(json.dumps(trace).encode())
 
 
+BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"
 #: One step of 1 ms: a forward kernel, a pause, its backward, a sync.
 ON_A_GPU = packed(
     [
@@ -44,7 +45,7 @@ ON_A_GPU = packed(
         event("kernel", "gemm", 20.0, 300.0, "stream 7", External_id=1),
         event("cpu_op", "aten::item", 60.0, 300.0, External_id=2),
         event("cuda_runtime", "cudaStreamSynchronize", 65.0, 280.0, External_id=2),
-        event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", 500.0, 60.0, 2, External_id=3, Sequence_number=9),
+        event("cpu_op", BACKWARD, 500.0, 60.0, 2, External_id=3, Sequence_number=9),
         event("cpu_op", "aten::mm", 505.0, 40.0, 2, External_id=4),
         event("kernel", "gemm", 520.0, 200.0, "stream 7", External_id=4),
         {"ph": "M", "name": "process_name", "args": {"name": "python"}},

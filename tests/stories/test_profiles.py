@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import traced
 from tests.stories.engines import on
 from typer.testing import CliRunner, Result
 
+from powertrain import ProfileConfig
 from powertrain.cli.main import app
+from powertrain.errors import ConfigError
 
 
 @pytest.fixture
@@ -73,3 +76,26 @@ def test_a_rank_that_makes_no_steps_is_named_when_the_time_is_over(
     kept = at_another_terminal("profile", str(stories.storage / "killed"))
     assert kept.exit_code == 1
     assert "It has no profiles" in kept.output
+
+
+@on("local", "inline")
+def test_given_steps_are_profiled_and_the_end_of_the_run_has_the_tables(
+    fits: Any, engine: str, at_another_terminal: Callable[..., Result]
+) -> None:
+    result = fits.trainer(
+        traced.some_torch_steps,
+        name="given",
+        profile=ProfileConfig(start_step=5, steps=2),
+    ).fit()
+    assert result.state == "finished"
+    kept = at_another_terminal("profile", result.path)
+    assert kept.exit_code == 0, kept.output
+    assert "rank 0: 2 steps of " in kept.output
+    assert "in loss_of" in kept.output
+
+
+def test_given_steps_need_a_trace(fits: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"RunConfig\(profile=...\) profiles given steps, and without a trace"
+    ):
+        fits.trainer(traced.some_torch_steps, name="untraced", trace=False, profile=3).fit()

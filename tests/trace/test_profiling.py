@@ -17,8 +17,9 @@ from torch import nn
 import powertrain
 from powertrain.diagnosis.profiles.hotspots import summarize
 from powertrain.diagnosis.profiles.trace_events import read_trace
+from powertrain.trace.profiling.orders import ProfileOrder, ProfileResult
 from powertrain.trace.profiling.user_lines import lines_of
-from powertrain.trace.profiling.window import ProfileOrder, ProfileResult, ProfileWindow
+from powertrain.trace.profiling.window import ProfileWindow
 from powertrain.trace.recording import patch_choice, patches
 from powertrain.trace.recording.recorder import Recorder
 

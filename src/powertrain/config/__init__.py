@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from powertrain.config.run import LoggingConfig as LoggingConfig
     from powertrain.config.run import RunConfig as RunConfig
     from powertrain.config.scaling import ScalingConfig as ScalingConfig
+    from powertrain.config.trace import ProfileConfig as ProfileConfig
     from powertrain.config.trace import TraceConfig as TraceConfig
     from powertrain.config.validation import ValidationConfig as ValidationConfig
     from powertrain.config.validation import ValidationFn as ValidationFn
@@ -53,6 +54,7 @@ _HOMES = {
     "RunConfig": "powertrain.config.run",
     "ScalingConfig": "powertrain.config.scaling",
     "SyncConfig": "powertrain.config.checkpoint",
+    "ProfileConfig": "powertrain.config.trace",
     "TraceConfig": "powertrain.config.trace",
     "TorchConfig": "powertrain.torch.config",
     "TRAIN_DATASET_KEY": "powertrain.config.data",
@@ -73,6 +75,7 @@ __all__ = [
     "DataConfig",
     "FailureConfig",
     "LoggingConfig",
+    "ProfileConfig",
     "RunConfig",
     "ScalingConfig",
     "SyncConfig",

@@ -31,7 +31,7 @@ from powertrain.config.checks import (
     whole,
 )
 from powertrain.config.failure import FailureConfig
-from powertrain.config.trace import TraceConfig
+from powertrain.config.trace import ProfileConfig, TraceConfig
 from powertrain.errors import ConfigError
 from powertrain.text.reprs import short_repr as _short
 
@@ -235,6 +235,16 @@ def _trace(value: Any) -> Any:
     return value if value is False else instance_of(TraceConfig)(value)
 
 
+def _profile(value: Any) -> Any:
+    if value is None or value is False:
+        return None
+    if value is True:
+        return ProfileConfig()
+    if isinstance(value, int):
+        return ProfileConfig(start_step=value)
+    return instance_of(ProfileConfig)(value)
+
+
 def _working_dir(value: Any) -> str:
     path = any_path(value)
     if "://" in path:
@@ -311,6 +321,10 @@ class RunConfig(Config):
 
     trace: TraceConfig | bool | None = option(None, _trace)
     """Recording of where the time goes: None and True for the defaults, False for nothing."""
+
+    profile: ProfileConfig | int | bool | None = option(None, _profile)
+    """A profile of some steps by torch's profiler: a ``ProfileConfig``, the step to begin at, or True for the defaults.
+    Needs ``trace``, which finds the steps."""
 
     post_mortem: bool = option(False, flag)
     """True opens a debugger in the launching terminal where a rank's function raises, before the run fails: the first

@@ -63,6 +63,37 @@ def _one_name(value: Any) -> str:
     return name
 
 
+def _ranks(value: Any) -> tuple[int, ...]:
+    given = value if isinstance(value, (list, tuple, range, set, frozenset)) else [value]
+    if not given:
+        raise Refusal("it names no rank", "Give ranks as a list, such as [0].")
+    return tuple(sorted({whole(at_least=0)(rank) for rank in given}))
+
+
+@dataclass(frozen=True, repr=False)
+class ProfileConfig(Config):
+    """A profile of given steps by torch's profiler. 'powertrain profile' makes one of a live run at any time.
+
+    Raises :class:`~powertrain.errors.ConfigError` for a wrong value.
+
+    Example::
+
+        RunConfig(profile=ProfileConfig(start_step=100, steps=5))
+    """
+
+    start_step: int = option(20, whole(at_least=1))
+    """The number of steps of the attempt before the first profiled one."""
+
+    steps: int = option(3, whole(at_least=1, at_most=1000))
+    """The number of profiled steps."""
+
+    ranks: tuple[int, ...] = option((0,), _ranks)
+    """The profiled ranks. Those that an attempt does not have are left out."""
+
+    memory: bool = option(False, flag)
+    """Also record allocations; on a GPU, the history of its allocator too."""
+
+
 @dataclass(frozen=True, repr=False)
 class TraceConfig(Config):
     """Recording of where the time goes, and its analysis.

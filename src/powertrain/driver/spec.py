@@ -16,7 +16,7 @@ from powertrain import functions
 from powertrain.config.checks import replace
 from powertrain.config.json import to_json
 from powertrain.config.run import RunConfig
-from powertrain.config.trace import TraceConfig
+from powertrain.config.trace import ProfileConfig, TraceConfig
 from powertrain.driver.checks import user
 from powertrain.driver.datasets import travelling_datasets
 from powertrain.driver.directories import directory_of
@@ -65,10 +65,17 @@ def bind_host(run: RunConfig) -> str:
 
 def trace_settings(run: RunConfig) -> TraceSettings | None:
     """Return the ranks' trace settings; None for no tracing. Raises ConfigError for contradictory options."""
+    from powertrain.trace.profiling.orders import ProfileOrder
     from powertrain.trace.recording import patch_choice
     from powertrain.worker.tracing import TraceSettings
 
-    trace = run.trace
+    trace, profile = run.trace, run.profile
+    records_steps = isinstance(trace, TraceConfig) and trace.profile == "run"
+    if isinstance(profile, ProfileConfig) and not records_steps:
+        raise ConfigError(
+            "RunConfig(profile=...) profiles given steps, and without a trace of them nothing tells where a step ends. "
+            'Leave out trace=False and TraceConfig(profile="watch").'
+        )
     if not isinstance(trace, TraceConfig):
         return None
     if run.port and trace.port and run.port != trace.port:
@@ -79,14 +86,19 @@ def trace_settings(run: RunConfig) -> TraceSettings | None:
     chosen = (trace.patch_dataloader, trace.patch_forward, trace.patch_backward, trace.patch_h2d)
     patch_choice.choose(trace.init_mode, *chosen)
     facts = {"flops_per_sample": trace.flops_per_sample, "peak_flops": trace.peak_flops}
+    order = None
+    if isinstance(profile, ProfileConfig):
+        order = ProfileOrder(steps=profile.steps, memory=profile.memory, after=profile.start_step)
     return TraceSettings(
-        steps=trace.profile == "run",
+        steps=records_steps,
         mode=trace.init_mode,
         dataloader=trace.patch_dataloader,
         forward=trace.patch_forward,
         backward=trace.patch_backward,
         h2d=trace.patch_h2d,
         interval=trace.sampler_interval_sec,
+        profile=order,
+        profiled_ranks=profile.ranks if isinstance(profile, ProfileConfig) else (),
         facts={name: value for name, value in facts.items() if value is not None},
     )
 

@@ -282,7 +282,8 @@ class Rank:
                 every=self._service.gather,
             )
             if self._service.tracing is not None:
-                self._service.on_profile = self._service.tracing.profile_for(self._service.send_now)
+                self._service.on_profile = self._service.tracing.profile_for(tell)
+                self._service.tracing.profile_given_steps(self._place.rank, tell)
 
     def _post_outcome(self, outcome: Outcome) -> None:
         """Post the outcome of the function, with the rest of its telemetry and the position of its data."""

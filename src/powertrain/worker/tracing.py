@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from powertrain.trace.machine.devices import peak_flops
+from powertrain.trace.profiling.orders import ProfileOrder, ProfileResult
 from powertrain.trace.recording import current, marks
 from powertrain.trace.recording import ring as recording_ring
 from powertrain.trace.recording.arrival import Arrival
@@ -28,7 +29,7 @@ from powertrain.wire.from_worker import Profiled, Telemetry
 
 if TYPE_CHECKING:
     from powertrain.trace.machine.samplers import Sampler
-    from powertrain.trace.profiling.window import ProfileResult, ProfileWindow
+    from powertrain.trace.profiling.window import ProfileWindow
     from powertrain.trace.recording.patch_choice import Choice
 
 #: Seconds between two messages, and until the first: unsent records die with the run's driver.
@@ -58,6 +59,9 @@ class TraceSettings(msgspec.Struct, frozen=True, kw_only=True):
     interval: float = 1.0
     #: A file for the newest steps, which outlives the process; "" for memory.
     ring: str = ""
+    #: A profile of given steps on these ranks; None for none.
+    profile: ProfileOrder | None = None
+    profiled_ranks: tuple[int, ...] = ()
     #: Facts that are known from the start, for readers of the record.
     facts: dict[str, Any] = {}
 
@@ -183,13 +187,23 @@ class Tracing:
             if not self._settings.steps or self._is_over:
                 send(Profiled(ask=request.ask, error="its steps are not recorded"))
                 return
-            from powertrain.trace.profiling.window import ProfileOrder, ProfileWindow
-
-            if self._window is None:
-                self._window = ProfileWindow(self._recorder, lambda result: send(_profiled(result)))
-            self._window.begin(ProfileOrder(ask=request.ask, steps=request.steps, memory=request.memory))
+            self._begin_profile(
+                ProfileOrder(ask=request.ask, steps=request.steps, memory=request.memory), send
+            )
 
         return profile
+
+    def profile_given_steps(self, rank: int, send: Callable[[Profiled], None]) -> None:
+        """Profile the steps that the run was configured to profile on this rank, if any."""
+        if self._settings.profile is not None and rank in self._settings.profiled_ranks:
+            self._begin_profile(self._settings.profile, send)
+
+    def _begin_profile(self, order: ProfileOrder, send: Callable[[Profiled], None]) -> None:
+        from powertrain.trace.profiling.window import ProfileWindow
+
+        if self._window is None:
+            self._window = ProfileWindow(self._recorder, lambda result: send(_profiled(result)))
+        self._window.begin(order)
 
     @property
     def due(self) -> float:

@@ -1,4 +1,4 @@
-"""Training functions whose steps are looked at afterwards. None of them needs torch: reports are their steps."""
+"""Training functions whose steps are looked at afterwards. Most of them do without torch: reports are their steps."""
 
 from __future__ import annotations
 
@@ -68,6 +68,17 @@ def until_told() -> None:
         if step == 3:
             story.tell(f"rank {train.get_context().get_world_rank()} trains")
     train.report({"steps": step})
+
+
+def some_torch_steps() -> None:
+    """A dozen steps of torch."""
+    import torch
+
+    model = torch.nn.Linear(64, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(12):
+        loss_of(model, torch.randn(16, 64)).backward()
+        optimizer.step()
 
 
 def loss_of(model, batch):  # type: ignore[no-untyped-def]

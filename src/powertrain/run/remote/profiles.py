@@ -52,9 +52,12 @@ class Profiles:
         storage: Storage,
         send: Callable[[Member, FromController], None],
         submit: Submit,
+        show: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``show`` prints a line: for profiles that the run was configured to make."""
         self._storage, self._send, self._submit, self._clock = storage, send, submit, clock
+        self._show = show
         self._last_ask = _FIRST_NUMBER
         self._requests: dict[int, _Request] = {}
 
@@ -114,6 +117,9 @@ class Profiles:
             self._end(ask, "The run has ended.", ok=False)
 
     def _tell(self, ask: int, member: Member, part: RankProfiled) -> None:
+        if ask < _FIRST_NUMBER:
+            self._show(_configured(part))
+            return
         request = self._requests.get(ask)
         if request is None or request.attempt is not member.attempt:
             return
@@ -135,6 +141,12 @@ def _problem(attempt: Attempt, wanted: ProfileSteps) -> str:
     if wanted.steps < 1:
         return f"{wanted.steps} steps cannot be profiled: name at least 1 with --steps."
     return ""
+
+
+def _configured(part: RankProfiled) -> str:
+    if part.error:
+        return f"RunConfig(profile=...): rank {part.rank} was not profiled: {part.error}."
+    return f"The profile of rank {part.rank} is in {part.key}; 'powertrain profile' prints its tables."
 
 
 def _capital(text: str) -> str:

@@ -33,6 +33,7 @@ _OWN_NAMES = frozenset(
         "lease",
         "logs",
         "metrics",
+        "profiles",
         "return_value.pickle",
         "run.json",
         "stacks",
