@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import re
 import time
@@ -17,7 +18,9 @@ from powertrain.diagnosis.summary import PhaseTime, RankTimes, Report, to_json
 from powertrain.run import events as ev
 from powertrain.run.metrics.points import PointRecord
 from powertrain.run.metrics.store import MetricsStore
+from powertrain.run.record import profiles
 from powertrain.storage import Storage
+from powertrain.wire.from_worker import Profiled
 
 #: Clears the screen, sets the title, moves back, begins forged lines in every way there is, turns text around, and is
 #: full of markup.
@@ -52,6 +55,7 @@ def write_hostile_run(place: Storage, *, ended: bool) -> None:
     place.put("logs/attempt-0/rank-0.log", HOSTILE.encode() + b"\n\x1b[32mgreen\x1b[0m\n")
     place.put("stacks/attempt-0-hang-1.txt", HOSTILE.encode() + b"\n")
     place.put("final_summary.json", to_json(_summary()))
+    profiles.keep(place, 0, 0, Profiled(ask=0, steps=1, step_seconds=1.0, trace=_trace(), memory=b"x"))
     name = "checkpoint_000001"
     files = [mf.ManifestFile(name="model", size=1, xxh3="0", rank=0)]
     manifest = mf.Manifest(
@@ -59,6 +63,16 @@ def write_hostile_run(place: Storage, *, ended: bool) -> None:
         files=files, metadata={HOSTILE: HOSTILE}, link=1,
     )  # fmt: skip
     place.put(f"checkpoints/{name}/{mf.MANIFEST_NAME}", mf.encode(manifest))
+
+
+def _trace() -> bytes:
+    event = {"ph": "X", "tid": HOSTILE, "ts": 1.0, "dur": 2.0, "args": {"External id": 1}}
+    events = [
+        {**event, "cat": category, "name": HOSTILE}
+        for category in ("cpu_op", "kernel", "cuda_runtime", HOSTILE)
+    ]
+    lines = {"lines": [HOSTILE], "operators": {"1": 0}}
+    return gzip.compress(json.dumps({"powertrain": lines, "traceEvents": events}).encode())
 
 
 def _append(place: Storage, facts: list[ev.Event]) -> None:

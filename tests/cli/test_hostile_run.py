@@ -66,6 +66,8 @@ def live(place: Storage) -> Iterator[Storage]:
             )
         if isinstance(question, protocol.LookAround):
             client.send_part(protocol.RankSeen(rank=0, processes=[process], where=where, awaits=HOSTILE))
+        if isinstance(question, protocol.ProfileSteps):
+            client.send_part(protocol.RankProfiled(rank=0, error=HOSTILE))
         client.answer(HOSTILE)
 
     with protocol.listening(directory, card, answer):
@@ -106,6 +108,8 @@ def test_ls_shows_hostile_names_literally(ended: Storage, going: Storage, tmp_pa
         ("show", "--json"),
         ("stacks",),
         ("stacks", "--json"),
+        ("profile",),
+        ("profile", "--json"),
         ("stop",),
         ("diagnose",),
         ("track",),
@@ -148,6 +152,7 @@ def test_trace_export_of_a_hostile_run(ended: Storage, tmp_path: Path) -> None:
         ("show",),
         ("stacks",),
         ("stacks", "--json"),
+        ("profile",),
         ("stop", "--no-wait"),
         ("resize", "2"),
         ("logs",),
@@ -163,7 +168,7 @@ def test_verbs_on_a_live_run_with_hostile_answers(
     check_no_line_is_forged(shown_by(tmp_path, verb, *name, *options))
 
 
-@pytest.mark.parametrize("verb", ["show", "stop", "stacks", "logs", "diagnose", "track"])
+@pytest.mark.parametrize("verb", ["show", "stop", "stacks", "profile", "logs", "diagnose", "track"])
 def test_errors_about_hostile_names(ended: Storage, tmp_path: Path, verb: str) -> None:
     for run in ("evil-unknown", f"no{HOSTILE_NAME}", f"./{HOSTILE_NAME}"):
         text = shown_by(tmp_path, verb, run)
@@ -194,7 +199,7 @@ def test_every_verb_is_tried_here() -> None:
     verbs |= {group.name for group in app.registered_groups if group.name}
     # "run" opens no run directory that it was given: all that it shows is of the run that it makes.
     assert verbs - {"run"} == {
-        "ls", "show", "logs", "stop", "stacks", "resize", "diagnose", "compare", "track", "trace", "k8s"
+        "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "trace", "k8s"
     }  # fmt: skip
 
 
