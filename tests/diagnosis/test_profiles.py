@@ -81,7 +81,9 @@ def test_numbers_are_those_of_one_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "damaged", [b"", b"no gzip", gzip.compress(b"no json"), gzip.compress(b"[1]"), ON_A_GPU[:-20]]
+    "damaged",
+    [b"", b"no gzip", gzip.compress(b"no json"), gzip.compress(b"[1]"), ON_A_GPU[:-20]],
+    ids=["empty", "not packed", "not JSON", "another object", "cut short"],
 )
 def test_a_damaged_trace_is_named_with_what_to_do(damaged: bytes) -> None:
     with pytest.raises(

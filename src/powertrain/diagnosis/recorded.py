@@ -75,6 +75,7 @@ def report_of(storage: Storage, name: str = "", attempt: int | None = None) -> R
         seen=_first_of(recorded.facts, "seen", {}),
         flops_per_sample=_first_of(recorded.facts, "flops_per_sample", 0.0),
         peak_flops=_first_of(recorded.facts, "peak_flops", 0.0),
+        compiled={rank: of.get("compiled") or () for rank, of in recorded.facts.items()},
         notes=recorded.notes,
     )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from powertrain.diagnosis import words
 from powertrain.diagnosis.card import render
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.rules import machine, memory, step_time, stragglers
+from powertrain.diagnosis.rules import compiling, machine, memory, step_time, stragglers
 from powertrain.diagnosis.rules.root_cause import fold, is_trouble
 from powertrain.diagnosis.summary import (
     PhaseTime,
@@ -43,12 +44,14 @@ def diagnose(
     seen: Mapping[str, str] | None = None,
     flops_per_sample: float = 0.0,
     peak_flops: float = 0.0,
+    compiled: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
     notes: Sequence[str] = (),
 ) -> Report:
     """Return the diagnosis of one attempt. Never raises for any numbers.
 
     ``hosts`` names the hosts of ranks whose tables do not. ``seen`` has by phase the most frequent line of the user's
-    code. FLOPs are those of one sample, forward and backward, and the peak of one device per second.
+    code. FLOPs are those of one sample, forward and backward, and the peak of one device per second. ``compiled`` has
+    by rank the functions of :class:`~powertrain.trace.compilations.Compilations`.
     """
     samples = _on_hosts(samples or {}, hosts or {})
     named = tuple(
@@ -56,7 +59,7 @@ def diagnose(
     )
     steps = dataclasses.replace(steps, hosts=named)
     run = settled(steps)
-    findings, failures = _all_findings(run, samples, seen)
+    findings, failures = _all_findings(run, samples, seen, compiled or {})
     return Report(
         name=name,
         findings=findings,
@@ -90,7 +93,10 @@ def _cores_of_a_rank(samples: Mapping[int, Samples]) -> float:
 
 
 def _all_findings(
-    run: SettledSteps, samples: Mapping[int, Samples], seen: Mapping[str, str] | None
+    run: SettledSteps,
+    samples: Mapping[int, Samples],
+    seen: Mapping[str, str] | None,
+    compiled: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> tuple[tuple[Finding, ...], list[str]]:
     """Return the findings, and a sentence for each check that failed."""
     steps = run.steps
@@ -99,6 +105,7 @@ def _all_findings(
         "late ranks": lambda: stragglers.find(steps),
         "memory": lambda: memory.find(steps, samples),
         "machines": lambda: machine.find(steps, samples),
+        "compilations": lambda: compiling.find(run, compiled),
     }
     found: list[Finding] = []
     failures = []

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from powertrain.trace.compilations import Compilations
 from powertrain.trace.machine.devices import peak_flops
 from powertrain.trace.profiling.orders import ProfileOrder, ProfileResult
 from powertrain.trace.recording import current, marks
@@ -98,6 +99,7 @@ class Tracing:
         self._sent = 0
         self._facts: dict[str, Any] = dict(settings.facts)
         self._seen = PlaceCounts()
+        self._compilations = Compilations()
         now = time.monotonic()
         self._next_send, self._next_sample, self._next_place = (
             now + _FIRST_SEND_DELAY_S,
@@ -258,6 +260,8 @@ class Tracing:
         samples, self._samples = b"".join(self._samples), []
         if places := self._seen.news():
             self._facts["seen"] = places
+        if (compiled := self._compilations.news()) is not None:
+            self._facts["compiled"] = compiled
         facts, self._facts = msgspec.json.encode(self._facts) if self._facts else b"", {}
         if not (steps or samples or facts):
             return None

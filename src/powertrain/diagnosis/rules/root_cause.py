@@ -84,6 +84,12 @@ _RULES = (
         _always,
     ),
     _Rule(_BOUNDS, frozenset({"gpu_idle"}), _always),
+    _Rule(
+        frozenset({"recompiles"}),
+        frozenset({"gpu_idle", "alternating_straggler", "collective_bound"}) | _COMPUTE_STRAGGLERS,
+        _always,
+    ),
+    _Rule(frozenset({"recompiles"}), frozenset({"periodic_spike"}), _in_same_phase),
     _Rule(frozenset({"input_bound"}), frozenset({"alternating_straggler"}), _in_same_phase),
     _Rule(frozenset({"machine_shared"}), frozenset({"collective_bound"}), _always),
     _Rule(frozenset({"machine_shared"}), frozenset({"alternating_straggler"}), _comes_and_goes),
