@@ -25,7 +25,16 @@ from powertrain.wire.envelope import Envelope, FromController, FromWorker
 from powertrain.wire.frames import Gathering
 from powertrain.wire.from_controller import MessageRefused, Train
 from powertrain.wire.from_node import ProcessEnded
-from powertrain.wire.from_worker import Arrived, Beat, Carried, Executed, Hello, Noted, Outcome, Telemetry
+from powertrain.wire.from_worker import (
+    Arrived,
+    Beat,
+    Executed,
+    Hello,
+    Noted,
+    Outcome,
+    ShareUploaded,
+    Telemetry,
+)
 from powertrain.wire.keys import ConnectionInfo, KeyPair, Received
 from powertrain.wire.values import ErrorReport, FilePart, Point
 
@@ -87,7 +96,7 @@ MESSAGES: list[FromWorker] = [
     Arrived(sync=1, kind="barrier", data=b"x" * 20),
     Executed(call=1, error=ErrorReport(type="E", message="m", traceback="t")),
     Outcome(status="returned", value=b"\x80\x04N."),
-    Carried(attempt=0, row=1, rank=0, files=[FilePart(name="a", size=3)]),
+    ShareUploaded(attempt=0, row=1, rank=0, files=[FilePart(name="a", size=3)]),
     ProcessEnded(id="1", pid=2, code=-9, sealed=[POINT]),
 ]
 VALID = st.builds(

@@ -368,7 +368,7 @@ def test_a_registered_number_is_refused(worker: Worker) -> None:
 # -- where it lies
 
 
-def test_later_saves_use_the_same_memory_when_the_earlier_is_carried(worker: Worker) -> None:
+def test_later_saves_use_the_same_memory_when_the_earlier_is_uploaded(worker: Worker) -> None:
     model = Net()
 
     def link(checkpoint: Checkpoint) -> str:

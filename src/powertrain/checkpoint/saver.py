@@ -233,7 +233,7 @@ def sealed_reports(root: str, attempt: int, rank: int) -> dict[int, Point]:
         try:
             point = _decode_seal(seal.read_bytes())[0]
         except (OSError, msgspec.DecodeError):
-            continue  # carried and removed while we looked
+            continue  # uploaded and removed since the directory was listed
         if re.fullmatch(r"row-0*" + str(point.row), seal.parent.name):
             found[point.row] = point
     return found

@@ -119,7 +119,7 @@ def make_spec(
     request: TrainRequest,
     name: str,
     storage: Storage,
-    carried_to: Storage,
+    upload_storage: Storage,
     runtime: Path,
     places: tuple[str, str, str],
     record: Mapping[str, Any],
@@ -132,7 +132,7 @@ def make_spec(
     scaling, run = request.scaling, request.run
     minimum, maximum = request.worker_bounds
     return RunSpec(
-        run=_identity(request, name, storage, carried_to),
+        run=_identity(request, name, storage, upload_storage),
         directories=RunDirectories(
             runtime=str(runtime),
             working=working_dir(run, str(runtime)),
@@ -163,7 +163,7 @@ def make_spec(
         post_mortem=run.post_mortem,
         report_barrier=has_report_barrier(run),
         queue_timeout=scaling.queue_timeout_s,
-        storage=pickle.dumps(carried_to),
+        storage=pickle.dumps(upload_storage),
         validation=request.validation,
         backend=request.backend,
         function=request.pickled_function(),
@@ -176,7 +176,7 @@ def make_spec(
     )
 
 
-def _identity(request: TrainRequest, name: str, storage: Storage, carried_to: Storage) -> RunIdentity:
+def _identity(request: TrainRequest, name: str, storage: Storage, upload_storage: Storage) -> RunIdentity:
     from powertrain.worker.place import RunIdentity
 
     trial = request.trial
@@ -185,7 +185,7 @@ def _identity(request: TrainRequest, name: str, storage: Storage, carried_to: St
         path=storage.uri,
         storage_path=request.run.storage_root,
         launch_dir=os.getcwd(),
-        filesystem=pickled(getattr(carried_to, "filesystem", None)),
+        filesystem=pickled(getattr(upload_storage, "filesystem", None)),
         metadata=request.metadata,
         resources=dict(request.scaling.resources),
         sweep=trial.sweep if trial is not None else "",

@@ -12,7 +12,7 @@ from powertrain.run import lifecycle
 from powertrain.run.callbacks import Callbacks
 from powertrain.run.checkpoints.queries import CheckpointQueries
 from powertrain.run.checkpoints.tracker import Checkpoints
-from powertrain.run.checkpoints.uploads import Carriers
+from powertrain.run.checkpoints.uploads import Uploaders
 from powertrain.run.checkpoints.validations import Validations
 from powertrain.run.deadlines import Clock, Deadlines
 from powertrain.run.debugging.sessions import Debugging
@@ -160,7 +160,7 @@ class ActiveRun:
         self.debugging: Debugging
         self.hub: Hub
         self.telemetry: TelemetryWriter
-        self.carriers: Carriers
+        self.uploaders: Uploaders
         self.validations: Validations
         self.hangs: Hangs
 

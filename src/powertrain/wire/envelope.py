@@ -8,7 +8,6 @@ import msgspec
 
 from powertrain.wire.from_controller import (
     Ack,
-    Carry,
     CheckpointSettled,
     DebugEnd,
     DebugGrant,
@@ -25,6 +24,7 @@ from powertrain.wire.from_controller import (
     RowClosed,
     Train,
     Unstaged,
+    UploadShare,
 )
 from powertrain.wire.from_node import (
     NodeBeat,
@@ -38,8 +38,6 @@ from powertrain.wire.from_worker import (
     Arrived,
     AskCheckpoints,
     Beat,
-    Carried,
-    CarryTrouble,
     DebugClosed,
     DebugOpened,
     DebugOutput,
@@ -53,9 +51,11 @@ from powertrain.wire.from_worker import (
     Noticed,
     Outcome,
     Reached,
+    ShareUploaded,
     Stacks,
     StagingFull,
     Telemetry,
+    UploadTrouble,
     Validated,
 )
 from powertrain.wire.to_node import EndNode, LookAt, SignalProcess, StartProcess
@@ -75,8 +75,8 @@ FromWorker = Union[
     Executed,
     Outcome,
     Noted,
-    Carried,
-    CarryTrouble,
+    ShareUploaded,
+    UploadTrouble,
     StagingFull,
     AskCheckpoints,
     Validated,
@@ -118,7 +118,7 @@ FromController = Union[
     Opened,
     RowClosed,
     Dismissed,
-    Carry,
+    UploadShare,
     Drop,
     Unstaged,
     CheckpointSettled,

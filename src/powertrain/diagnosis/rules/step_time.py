@@ -286,7 +286,7 @@ def _checkpoint_bound(
             summary=f"{who} is in report or saving for {seconds(each)} {rhythm}{_at(lines, 'report')}"
             f"{', which holds the run up for' if alone else ':'} {share(part)} of its time.",
             action=f"Report or save every {wanted} steps, which makes it {share(_REPORT_SHARE)} of the time, or save "
-            "with save_state, which returns to training while files are carried to storage.",
+            "with save_state, which returns to training while files are uploaded to storage.",
             phase=phases.NAMES[phases.REPORT],
             ranks=run.ranks_at(columns) if alone else (),
             hosts=run.hosts_at(columns) if alone else (),

@@ -25,7 +25,6 @@ from powertrain.errors import WireError
 from powertrain.trace.stacks import stacks
 from powertrain.wire.envelope import FromController, FromWorker
 from powertrain.wire.from_controller import (
-    Carry,
     CheckpointReply,
     CheckpointSettled,
     DebugEnd,
@@ -42,6 +41,7 @@ from powertrain.wire.from_controller import (
     RowClosed,
     Train,
     Unstaged,
+    UploadShare,
 )
 from powertrain.wire.from_worker import Arrived, AskCheckpoints, Beat, Held, Noted, Noticed, Stacks
 from powertrain.wire.keys import ConnectionInfo
@@ -100,7 +100,7 @@ class Service:
         #: Commands for the main thread, in order: Execute, Train, Dismissed.
         self.commands: queue.SimpleQueue[FromController] = queue.SimpleQueue()
         #: Called on this thread: with shares that this rank uploads itself, and with each settled checkpoint.
-        self.on_carry: Callable[[Carry | Drop], None] = lambda _: None
+        self.on_upload_order: Callable[[UploadShare | Drop], None] = lambda _: None
         self.on_settled: Callable[[CheckpointSettled | Unstaged], None] = lambda _: None
         #: Called on this thread: with replies for a debugger of this rank; and to see whether one holds it.
         self.on_debug: Callable[[FromController], None] = lambda _: None
@@ -436,8 +436,8 @@ class Service:
             self._waiter("sync", command.sync).set(command)
         elif isinstance(command, RowClosed):
             self._close_row(command)
-        elif isinstance(command, (Carry, Drop)):
-            self.on_carry(command)
+        elif isinstance(command, (UploadShare, Drop)):
+            self.on_upload_order(command)
         elif isinstance(command, Unstaged):
             self.on_settled(command)
         elif isinstance(command, CheckpointSettled):
