@@ -144,7 +144,7 @@ class Player:
         link = Link(spec.door, -1, 0)
         try:
             link.send([Validated(checkpoint=spec.checkpoint, metrics={"score": -row})], 0, 0)
-            while not link.settled:
+            while not link.is_acknowledged:
                 played.check()
                 link.poll(0.05)
         finally:

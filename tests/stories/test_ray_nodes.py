@@ -90,7 +90,7 @@ def trainer_of(fits: Any, loop: Callable[..., Any], workers: Any, **options: Any
 def test_an_elastic_run_goes_on_with_the_node_that_is_left_and_grows_when_one_joins(
     fits: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "SETTLE_DELAY_S", 0.5)
+    monkeypatch.setattr(policy, "GROW_DELAY_S", 0.5)
     rows = 1200  # enough to last until the cluster has handed over the slots of a new node
     given = powertrain.data.from_items([{"id": number} for number in range(rows)]).random_shuffle()
     trainer = trainer_of(
@@ -406,7 +406,7 @@ def intrude(first: OpenHub, second: OpenHub) -> None:
         deadline = time.monotonic() + 0.2
         while time.monotonic() < deadline:
             assert link.poll(0.05) == ([], set())
-        assert not link.settled
+        assert not link.is_acknowledged
         link.close()
     context = zmq.Context()
     plain = context.socket(zmq.DEALER)

@@ -142,7 +142,7 @@ class ScriptedWorker:
             lambda: pickle.loads(self.spec.storage), self.service.send_now, self.spec.sync_timeout
         )
         self.service.on_upload_order = self._handle_upload_order
-        self.service.on_settled = lambda settled: self._staging.settled(settled.row)
+        self.service.on_share_freed = lambda message: self._staging.free_share(message.row)
 
     # -- for scripts
 

@@ -110,8 +110,8 @@ def pump(link: Link, until: Callable[[], bool]) -> list[FromController]:
     return commands
 
 
-def settle(link: Link) -> None:
-    pump(link, lambda: link.settled)
+def wait_acknowledged(link: Link) -> None:
+    pump(link, lambda: link.is_acknowledged)
 
 
 def envelope(number: int, rank: int = 0, **fields: Any) -> bytes:

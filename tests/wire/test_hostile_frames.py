@@ -69,7 +69,7 @@ class Honest:
     def goes_on(self) -> None:
         self.said += 1
         self._link.send(note(str(self.said)), 0, 0)
-        pump(self._link, lambda: self._link.settled)
+        pump(self._link, lambda: self._link.is_acknowledged)
         assert self._ear.hub.is_alive
         assert self._heard() == [str(number + 1) for number in range(self.said)]
 
@@ -298,7 +298,7 @@ def test_who_takes_the_address_of_another_gets_nothing_that_is_for_the_other(ear
     door = ear.hub.admit()
     victim = connect(door, 0, 0)
     victim.send(note("here"), 0, 0)
-    pump(victim, lambda: victim.settled)
+    pump(victim, lambda: victim.is_acknowledged)
     route = ear.hub._peers[door.keys.public].route
     assert route is not None
     with RawClient(ear.hub.admit(), routing_id=route) as thief:
@@ -362,7 +362,7 @@ def test_a_link_that_is_not_let_in_stands_in_nobodys_way(ear: Ear) -> None:
         link.send(note("let me in"), 0, 0)
     link.RESEND_INTERVAL_S = 0.0
     pump(link, lambda: link.silence > 0.05)
-    assert not link.settled
+    assert not link.is_acknowledged
     assert ear.done == []
 
 
@@ -481,7 +481,7 @@ def test_the_longest_frame_that_a_link_sends_is_let_in(ear: Ear) -> None:
     link = connect(ear.hub.admit(), 0, 0)
     value = b"v" * (3 * limits.FRAME_LIMIT)
     link.send([Outcome(status="returned", value=value)], 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert max(len(data) for data in ear.done) == HEADER + limits.FRAME_LIMIT
     (outcome,) = ear.received[0].envelope.messages
     assert isinstance(outcome, Outcome)

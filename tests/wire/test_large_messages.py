@@ -72,7 +72,7 @@ def test_messages_of_any_length_arrive_once_and_in_order(ear: Ear) -> None:
     for call, value in enumerate(values):
         pump(link, lambda: link.room > 0)
         link.send([Executed(call=call, value=value)], 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert arrived(ear) == [Executed(call=call, value=value) for call, value in enumerate(values)]
     assert max(len(data) for data in ear.done) == HEADER + FRAME
 
@@ -85,7 +85,7 @@ def test_there_is_no_room_for_more_while_a_long_message_is_under_way(ear: Ear) -
     link.send([Executed(call=1, value=bytes(6 * FRAME))], 0, 0)
     assert link.room == 0
     ear.reads.set()
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert link.room == 3
 
 
@@ -102,7 +102,7 @@ def test_a_long_message_survives_the_loss_of_its_connection(ear: Ear) -> None:
     link._socket.connect(door.endpoint)
     ear.acknowledges = True
     ear.hub.acknowledge(ear.received[0])
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert arrived(ear) == [Noted(message="first"), Executed(call=1, value=value)]
 
 
@@ -138,12 +138,12 @@ def test_long_commands_arrive_in_order_also_over_a_new_connection(ear: Ear) -> N
     link._socket.connect(door.endpoint)
     link.RESEND_INTERVAL_S = 0.02
     link.send(note("again"), 0, 0)
-    got += pump(link, lambda: link.settled)
+    got += pump(link, lambda: link.is_acknowledged)
     while len(got) < 3:
         got += link.poll(1.0)[0]
     assert got == sent
     link.send(note("heard"), 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert ear.received[-1].envelope.heard == 6 + 1 + 4
     assert not ear.hub._peers[door.keys.public].unheard
 
@@ -155,9 +155,9 @@ def shortened(ear: Ear, message: FromWorker) -> list[FromWorker]:
     """What arrives of a message, between two that fit."""
     link = connect(ear.hub.admit(), 0, 0)
     link.send([Noted(message="before"), message, Noted(message="after")], 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     link.send(note("later"), 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     first, *between, after, later = arrived(ear)
     assert [first, after, later] == [Noted(message=text) for text in ("before", "after", "later")]
     assert ear.rejected == []
@@ -206,7 +206,7 @@ def test_what_somebody_waits_for_and_is_too_large_is_an_error_at_once(ear: Ear) 
     with pytest.raises(WireError, match=r"to send to the run \(Arrived\) comes to 0\.00"):
         link.send([Arrived(sync=1, kind="broadcast_from_rank_zero", data=bytes(LARGEST))], 0, 0)
     link.send(note("still here"), 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert ear.notes() == ["still here"]
 
 
@@ -220,7 +220,7 @@ def test_messages_that_are_too_large_only_together_go_in_several_batches(ear: Ea
     link = connect(ear.hub.admit(), 0, 0)
     points: list[FromWorker] = [Point(row=row, at=0.0, metrics={"text": "x" * 1000}) for row in range(1, 40)]
     link.send(points, boundary=39, row=39)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert arrived(ear) == points
     assert len(ear.received) > 4
     assert {r.envelope.row for r in ear.received} == {39}

@@ -90,10 +90,10 @@ def test_what_hundreds_of_links_say_comes_once_in_order_and_is_acknowledged(crow
     assert said == {rank: ["0", "1", "2"] for rank in range(LINKS)}
     for link in crowd.links:
         for _ in range(int(PATIENCE / 0.05)):
-            if link.settled:
+            if link.is_acknowledged:
                 break
             link.poll(0.05)
-        assert link.settled
+        assert link.is_acknowledged
     assert crowd.hub.count_connected() == LINKS
 
 
@@ -117,7 +117,7 @@ def test_the_end_of_one_connection_among_hundreds_is_noticed_and_its_return_too(
     # Its number was seen already: it brings nothing new, but says that somebody is there.
     crowd.links[7].send([Noted(message="again")], 0, 0)
     for _ in range(int(PATIENCE / 0.05)):
-        if crowd.links[7].settled:
+        if crowd.links[7].is_acknowledged:
             break
         crowd.links[7].poll(0.05)
     assert crowd.hub.count_connected() == LINKS

@@ -103,7 +103,7 @@ def test_five_thousand_idle_connections_use_up_no_files_and_keep_no_rank_out() -
                     0,
                 )
                 link.send(note("here"), 0, 0)
-                pump(link, lambda link=link: link.settled)  # type: ignore[misc]
+                pump(link, lambda link=link: link.is_acknowledged)  # type: ignore[misc]
             to_hub.write("\n")
             to_hub.flush()
             seen = json.loads(told_by_hub())
@@ -139,7 +139,7 @@ def test_workers_that_come_all_at_once_are_no_flood(directory: str, monkeypatch:
         for link in links:
             link.send(note("here"), 0, 0)
         for link in links:
-            pump(link, lambda link=link: link.settled)  # type: ignore[misc]
+            pump(link, lambda link=link: link.is_acknowledged)  # type: ignore[misc]
         assert ear.rejected == []
     finally:
         ear.hub.close()

@@ -19,7 +19,18 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.examples import scaled
-from tests.wire.ears import HEADER, PATIENCE, Ear, RawClient, connect, envelope, frame, note, pump, settle
+from tests.wire.ears import (
+    HEADER,
+    PATIENCE,
+    Ear,
+    RawClient,
+    connect,
+    envelope,
+    frame,
+    note,
+    pump,
+    wait_acknowledged,
+)
 
 from powertrain.errors import WireError
 from powertrain.wire import frames
@@ -45,7 +56,7 @@ def test_a_link_with_an_unknown_key_is_never_heard(ear: Ear) -> None:
             friend.send(note(f"friend {number}"), 0, 0)
         ear.wait_until(lambda: len(ear.notes()) == 5)
         assert ear.notes() == [f"friend {number}" for number in range(5)]
-        assert not stranger.settled
+        assert not stranger.is_acknowledged
     finally:
         stranger.close()
         friend.close()
@@ -82,7 +93,7 @@ def test_a_message_with_a_forged_number_does_not_silence_another_sender(ear: Ear
         client.socket.send(envelope(1))
         link.send(note("mine"), 0, 0)
         ear.wait_until(lambda: len(ear.received) == 2)
-        pump(link, lambda: link.settled)
+        pump(link, lambda: link.is_acknowledged)
     link.close()
 
 
@@ -158,7 +169,7 @@ def test_messages_arrive_in_order_with_where_the_rank_stands(ear: Ear) -> None:
             link.send(note(str(sent)), boundary=sent, row=2 * sent, extras={"n": sent})
         else:
             link.poll(0.02)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert ear.notes() == [str(number) for number in range(1, 101)]
     last = ear.received[-1].envelope
     assert (last.rank, last.attempt, last.boundary, last.row, last.extras) == (3, 2, 100, 200, {"n": 100})
@@ -193,7 +204,7 @@ def test_nothing_is_lost_while_the_hub_reads_slowly(ear: Ear) -> None:
     link.poll(0.05)
     assert link.room == 0
     ear.reads.set()
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert ear.notes() == [str(number) for number in range(link.WINDOW)]
     link.close()
 
@@ -207,10 +218,10 @@ def test_what_is_not_acknowledged_is_sent_again_and_delivered_once(ear: Ear) -> 
     for _ in range(5):  # each poll sends all of it again
         link.poll(0.002)
     ear.reads.set()
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     link.RESEND_INTERVAL_S = 60.0
     link.send(note("last"), 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert ear.notes() == ["0", "1", "2", "last"]
     link.close()
 
@@ -231,9 +242,9 @@ def test_a_batch_is_acknowledged_when_it_has_been_dealt_with_and_not_before(ear:
     link.send(note("one"), 0, 0)
     ear.wait_until(lambda: bool(ear.received))
     link.poll(0.02)
-    assert not link.settled
+    assert not link.is_acknowledged
     ear.hub.acknowledge(ear.received[0])
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     link.close()
 
 
@@ -270,7 +281,7 @@ def test_a_command_reaches_only_the_worker_it_is_for(ear: Ear) -> None:
     links = [connect(door, rank, 0) for rank, door in enumerate(doors)]
     for link in links:
         link.send(note("here"), 0, 0)
-        settle(link)
+        wait_acknowledged(link)
     ear.hub.send(doors[1].keys.public, Train())
     ear.hub.send(doors[0].keys.public, Hold(hold=1))
     assert [link.poll(PATIENCE)[0] for link in links] == [[Hold(hold=1)], [Train()]]
@@ -283,7 +294,7 @@ def test_what_was_sent_before_the_hub_closes_still_arrives(directory: str) -> No
     door = ear.hub.admit()
     link = connect(door, 0, 0)
     link.send(note("here"), 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     ear.hub.send(door.keys.public, Dismissed(summary={"rows": 3}))
     ear.hub.close()
     assert link.poll(PATIENCE)[0] == [Dismissed(summary={"rows": 3})]
@@ -369,14 +380,14 @@ def test_a_command_lost_with_its_connection_comes_again_and_only_once(ear: Ear) 
     door = ear.hub.admit()
     link = Link(door, 0, 0)
     link.send(note("first"), 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     link._socket.disconnect(door.endpoint)
     ear.hub.send(door.keys.public, Train())
     link._socket.connect(door.endpoint)
     link.send(note("here again"), 0, 0)
-    got = pump(link, lambda: link.settled)
+    got = pump(link, lambda: link.is_acknowledged)
     link.send(note("heard"), 0, 0)
-    got += pump(link, lambda: link.settled)
+    got += pump(link, lambda: link.is_acknowledged)
     assert got == [Train()]
     assert ear.received[-1].envelope.heard == 1
     link.close()

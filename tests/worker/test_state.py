@@ -660,7 +660,7 @@ def test_saving_counts_as_time_in_reports_and_loading_does_not(
         recorder.reported()
         load_state(saved, model=net)
         recorder.reported()
-        recorder.settle()
+        recorder.process_marks()
     finally:
         current.use(None)
     data = recorder.drain(0)[1]

@@ -45,7 +45,7 @@ def make_steps(count: int) -> None:
         with current.phase(REPORT):
             pass
         recorder.reported()
-    recorder.settle()
+    recorder.process_marks()
 
 
 def test_what_was_recorded_is_sent_once_and_the_rest_at_the_end() -> None:
@@ -148,7 +148,7 @@ from powertrain.trace.recording import current
 Tracing.begin(TraceSettings(mode="manual", ring={str(ring)!r}), print)
 for _ in range(100):
     current.recording().reported()
-current.recording().settle()
+current.recording().process_marks()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9

@@ -116,7 +116,7 @@ class ActorClient:
         reference = Reference(title)
         with self._lock:
             if self._problem:
-                reference.settle(None, self._problem)
+                reference.set_outcome(None, self._problem)
                 return reference
             self._number += 1
             self._pending[self._number] = reference
@@ -145,7 +145,7 @@ class ActorClient:
                     number, result = pickle.loads(answer)
                     with self._lock:
                         reference = self._pending.pop(number)
-                    reference.settle(result)
+                    reference.set_outcome(result)
         reason = self.reason()
         with working():
             self.fail(reason)
@@ -173,7 +173,7 @@ class ActorClient:
             self._problem = self._problem or problem
             left, self._pending = list(self._pending.values()), {}
         for reference in left:
-            reference.settle(None, self._problem)
+            reference.set_outcome(None, self._problem)
 
 
 class RemoteClient(ActorClient):

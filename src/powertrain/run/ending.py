@@ -59,7 +59,7 @@ class Ending:
     # -- requests to stop
 
     @property
-    def is_settled(self) -> bool:
+    def is_outcome_certain(self) -> bool:
         """True when it is certain how the run ends: only the rest of the ending can be cut short."""
         return self._validating.is_awaited or self._run.has_returned or self._run.stop.is_decided
 

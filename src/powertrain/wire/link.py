@@ -94,7 +94,7 @@ class Link:
         return 0 if self._waiting else self.WINDOW - len(self._unacked)
 
     @property
-    def settled(self) -> bool:
+    def is_acknowledged(self) -> bool:
         """True when everything sent has been acknowledged."""
         return not self._unacked and not self._waiting
 
@@ -148,7 +148,7 @@ class Link:
         A part that is too large for a message is left out, and the run is notified instead. Raises :class:`WireError`
         where nothing can be left out."""
         for body in self._bodies(list(messages), boundary, row, extras or {}):
-            if self.settled:
+            if self.is_acknowledged:
                 self._heard = time.monotonic()
             self._waiting.append(cut_into_frames(body, self._seq + 1))
             self._seq += frame_count(body)

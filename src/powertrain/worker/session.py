@@ -44,7 +44,7 @@ class Session:
         self.before = listing_of(place.run.launch_dir)
         #: Names that were left out of such checkpoints with a warning, and those that did not come to rest in time.
         self.left_out: set[str] = set()
-        self.unsettled: set[str] = set()
+        self.changing_files: set[str] = set()
         #: Index of this rank's GPU among those visible to it; -1 for none.
         self.device = -1
         self.row = service.row = place.first_row - 1
@@ -84,7 +84,7 @@ class Session:
                 StagingFull(row=row, needed=needed, limit=limit)
             ),
         )
-        self.service.on_settled = lambda settled: staging.settled(settled.row)
+        self.service.on_share_freed = lambda message: staging.free_share(message.row)
         self.service.when_over(staging.close)
         return staging
 

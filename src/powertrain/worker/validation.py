@@ -121,8 +121,8 @@ def _send_result(door: ConnectionInfo, result: Validated) -> bool:
     try:
         link.send([result], 0, 0)
         deadline = time.monotonic() + _SEND_TIMEOUT_S
-        while not link.settled and time.monotonic() < deadline:
+        while not link.is_acknowledged and time.monotonic() < deadline:
             link.poll(1.0)
-        return link.settled
+        return link.is_acknowledged
     finally:
         link.close()

@@ -1,4 +1,4 @@
-"""From a reported checkpoint to a settled one: committed or failed, said to everyone it concerns, and waited for."""
+"""From a reported checkpoint to a settled one: committed or failed; notifications, and the wait for it."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ class Reports:
         self._release_collectives(member.attempt)
 
     def _release_collectives(self, attempt: Attempt) -> None:
-        for opened, members in attempt.settled_collectives():
+        for opened, members in attempt.pop_finished_collectives():
             for member in members:
                 self._run.send(member, opened)
 

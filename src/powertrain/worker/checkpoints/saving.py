@@ -310,9 +310,9 @@ def _copied_from_shared(session: Session, directory: str) -> str:
         outputs={*place.files.outputs, *output_files()},
         # The ranks of other nodes may have the launch directory as well; never the scratch directory.
         is_shared=place.local_world_size > 1 or (place.world_size > 1 and not place.files.scratch),
-        hopeless=session.unsettled,
+        hopeless=session.changing_files,
     )
-    session.unsettled |= copied.unsettled
+    session.changing_files |= copied.changing
     _warn_of_left_out(session, directory, copied.left_out)
     return target
 

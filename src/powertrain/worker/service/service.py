@@ -99,9 +99,10 @@ class Service:
         self._dismissed_at = float("inf")
         #: Commands for the main thread, in order: Execute, Train, Dismissed.
         self.commands: queue.SimpleQueue[FromController] = queue.SimpleQueue()
-        #: Called on this thread: with shares that this rank uploads itself, and with each settled checkpoint.
+        #: Called on this thread: with shares that this rank uploads itself, and with rows whose shares are not needed
+        #: in the staging area any more.
         self.on_upload_order: Callable[[UploadShare | Drop], None] = lambda _: None
-        self.on_settled: Callable[[CheckpointSettled | Unstaged], None] = lambda _: None
+        self.on_share_freed: Callable[[CheckpointSettled | Unstaged], None] = lambda _: None
         #: Called on this thread: with replies for a debugger of this rank; and to see whether one holds it.
         self.on_debug: Callable[[FromController], None] = lambda _: None
         self.is_debugged: Callable[[], bool] = lambda: False
@@ -374,7 +375,7 @@ class Service:
     def _is_flushed(self) -> bool:
         if self.refusal:  # no message is accepted any more
             return True
-        return not (self._ordered or self._urgent or self._spill) and self._link.settled
+        return not (self._ordered or self._urgent or self._spill) and self._link.is_acknowledged
 
     def _beat(self, now: float) -> Beat:
         progress = self._progress
@@ -439,9 +440,9 @@ class Service:
         elif isinstance(command, (UploadShare, Drop)):
             self.on_upload_order(command)
         elif isinstance(command, Unstaged):
-            self.on_settled(command)
+            self.on_share_freed(command)
         elif isinstance(command, CheckpointSettled):
-            self.on_settled(command)
+            self.on_share_freed(command)
             self._answer(("settled", command.row), command)
         elif isinstance(command, Reported):
             self._answer(("ask", command.ask), command)

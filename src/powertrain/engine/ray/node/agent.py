@@ -356,7 +356,9 @@ class NodeAgent:
             if self._server is not None:
                 self._server.kill(id, signal.SIGKILL)
         deadline = time.monotonic() + _END_TIMEOUT_S
-        while (self._processes or self._outbox or not self._link.settled) and time.monotonic() < deadline:
+        while (
+            self._processes or self._outbox or not self._link.is_acknowledged
+        ) and time.monotonic() < deadline:
             nobody_listens = not self._link.reached or self._link.silence > FENCE_TIMEOUT_S
             if nobody_listens and not self._processes:
                 break
