@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from powertrain.checkpoint import uploader
-from powertrain.checkpoint.saver import Staging, source_of
+from powertrain.checkpoint.staging import Staging, source_of
 from powertrain.checkpoint.uploader import ShareUploader, pause_before_retry
 from powertrain.errors import StorageError
 from powertrain.storage import Storage, boundaries, open_storage

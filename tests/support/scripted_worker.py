@@ -15,7 +15,7 @@ import cloudpickle
 import msgspec
 
 from powertrain.checkpoint import uploader
-from powertrain.checkpoint.saver import Staging
+from powertrain.checkpoint.staging import Staging
 from powertrain.engine.base import ProcessSpec, Slot
 from powertrain.errors import CollectiveError
 from powertrain.wire.envelope import FromController

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from powertrain.checkpoint.chain import refuse_if_removed
-from powertrain.checkpoint.saver import give_back, remove_share, source_of
+from powertrain.checkpoint.staging import give_back, remove_share, source_of
 from powertrain.errors import PowertrainError
 from powertrain.storage import Storage, boundaries
 from powertrain.storage.base import FileDigest

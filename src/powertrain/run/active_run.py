@@ -10,8 +10,8 @@ from powertrain.engine import base
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
 from powertrain.run.callbacks import Callbacks
+from powertrain.run.checkpoints.manager import CheckpointManager
 from powertrain.run.checkpoints.queries import CheckpointQueries
-from powertrain.run.checkpoints.tracker import Checkpoints
 from powertrain.run.checkpoints.uploads import Uploaders
 from powertrain.run.checkpoints.validations import Validations
 from powertrain.run.deadlines import Clock, Deadlines
@@ -153,7 +153,7 @@ class ActiveRun:
         self.flow: RunFlow
         self.callbacks: Callbacks
         self.startup: StartupRecorder
-        self.checkpoints: Checkpoints
+        self.checkpoints: CheckpointManager
         self.queries: CheckpointQueries
         self.slots: Slots
         self.steering: Steering

@@ -10,9 +10,9 @@ from powertrain.checkpoint.manifest import Manifest
 from powertrain.engine import base
 from powertrain.run.active_run import ActiveRun
 from powertrain.run.checkpoints.committer import Committer, Done, Trouble
+from powertrain.run.checkpoints.manager import CheckpointManager
 from powertrain.run.checkpoints.queries import CheckpointQueries
 from powertrain.run.checkpoints.settling import Settling
-from powertrain.run.checkpoints.tracker import Checkpoints
 from powertrain.run.checkpoints.validating import Validating
 from powertrain.run.deadlines import Deadline
 from powertrain.run.debugging.attaching import DebuggerAttachment
@@ -92,9 +92,9 @@ class Parts:
         self.engine_events = EngineEvents(run, self.recovery)
         self.messages = WorkerMessages(run, self.reports, self._message_handlers())
 
-    def _make_checkpoints(self, chain: Chain, from_checkpoint: Manifest | None) -> Checkpoints:
+    def _make_checkpoints(self, chain: Chain, from_checkpoint: Manifest | None) -> CheckpointManager:
         run = self._run
-        return Checkpoints(
+        return CheckpointManager(
             run.storage,
             chain,
             run.spec.checkpoints,

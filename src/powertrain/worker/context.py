@@ -32,7 +32,7 @@ from powertrain.worker.values import read
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint
-    from powertrain.checkpoint.saver import CheckpointDirectory
+    from powertrain.checkpoint.staging import CheckpointDirectory
     from powertrain.data.ray.shard import StreamedShard
     from powertrain.data.shard import DataShard
     from powertrain.worker.place import Place

@@ -23,7 +23,7 @@ from powertrain.worker.values import DroppedValues
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.checkpoint.saver import Staging
+    from powertrain.checkpoint.staging import Staging
     from powertrain.storage import Storage
     from powertrain.worker.data.batch_plan import BatchPlan
     from powertrain.worker.place import Place
@@ -70,7 +70,7 @@ class Session:
     @cached_property
     def staging(self) -> Staging:
         """Return this rank's part of the node's staging area."""
-        from powertrain.checkpoint.saver import Staging
+        from powertrain.checkpoint.staging import Staging
 
         place = self.place
         staging = Staging(

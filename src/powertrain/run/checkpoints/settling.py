@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.checkpoint.saver import remove_share
+from powertrain.checkpoint.staging import remove_share
 from powertrain.errors import FencedError
 from powertrain.run import events as ev
 from powertrain.run.active_run import ActiveRun

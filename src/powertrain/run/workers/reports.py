@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.checkpoint.saver import sealed_reports
+from powertrain.checkpoint.staging import sealed_reports
 from powertrain.engine import base
 from powertrain.run import events as ev
 from powertrain.run import stopping

@@ -226,7 +226,7 @@ def _uploaded(
     import shutil
 
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.checkpoint.saver import source_of
+    from powertrain.checkpoint.staging import source_of
 
     given = Checkpoint(str(source_of(part.staged, ""))) if part.staged else reported
     kept = upload(given, name)

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from powertrain.checkpoint.saver import remove_earlier_shares, sealed_reports
+from powertrain.checkpoint.staging import remove_earlier_shares, sealed_reports
 from powertrain.engine import process
 from powertrain.engine.base import ProcessSpec, Slot
 from powertrain.engine.local.warm_server import WarmServer

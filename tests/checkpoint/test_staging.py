@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.checkpoint.saver import Staging, give_back, sealed_reports, source_of
+from powertrain.checkpoint.staging import Staging, give_back, sealed_reports, source_of
 from powertrain.errors import CheckpointError
 from powertrain.storage import boundaries
 from powertrain.wire.values import CheckpointPart, Point

@@ -18,7 +18,7 @@ from powertrain.checkpoint import cleanup, commit, committed, contents
 from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.checkpoint.saver import give_back, remove_share
+from powertrain.checkpoint.staging import give_back, remove_share
 from powertrain.config.checkpoint import CheckpointConfig
 from powertrain.errors import CheckpointError, FencedError
 from powertrain.run.checkpoints import pending as pd
@@ -41,7 +41,7 @@ from powertrain.worker.data.shards import gaps_in, positions_in
 Settled = Callable[[PendingCheckpoint, "Manifest | None", "BaseException | str"], None]
 
 
-class Checkpoints:
+class CheckpointManager:
     """All checkpoints of a run. The controller's thread only. Errors of storage are warned of, never raised."""
 
     def __init__(
