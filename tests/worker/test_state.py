@@ -69,7 +69,7 @@ class Worker:
         )
         session.data = Shards(session)
         self._patch.setattr(worker_session, "_session", session)
-        self._patch.setattr(worker_session, "get_checkpoint", lambda: checkpoint)
+        self._patch.setattr(worker_session, "checkpoint_to_resume_from", lambda _: checkpoint)
         self._patch.setattr(state_module, "_rank_state", None)
         return session
 

@@ -30,6 +30,7 @@ _NEW_HOMES: dict[str, tuple[str, ...]] = {
     f"{_SOURCES}.text": (f"{_FILES}.text",),
     f"{_SOURCES}.text_types": (f"{_FILES}.text_types",),
     "powertrain.result": ("powertrain.result.result",),
+    "powertrain.worker.session": ("powertrain.worker.context", "powertrain.worker.train_context"),
 }
 
 
