@@ -575,7 +575,7 @@ def test_a_run_that_is_taken_over_while_a_failure_waits_for_a_debugger_does_not_
             frame = Frame(file="train.py", line=31, function="f")
             worker.service.send_now(DebugOpened(frame=frame, native=True))
             worker.wait_for(failed)
-            threading.Timer(0.2, run.controller.lost_the_lease, ["somebody else has it"]).start()
+            threading.Timer(0.2, run.controller.post_lease_lost, ["somebody else has it"]).start()
             worker.hang()
 
     outcome = run.go(ScriptedEngine(play), max_failures=3)

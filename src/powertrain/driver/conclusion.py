@@ -34,16 +34,16 @@ def own_failure(rank: int, error: BaseException) -> WorkerFailure:
     return reported(rank, describe(error), kind, host=platform.node(), pid=os.getpid())
 
 
-def keep_return_value(outcome: RunOutcome, storage: Storage, kept: Storage, terminal: Any) -> None:
+def keep_return_value(outcome: RunOutcome, storage: Storage, append_storage: Storage, terminal: Any) -> None:
     """Store the return value for ``Result.from_path``. Unresponsive storage is not waited for once more."""
     from powertrain.result import return_value
 
-    unkept = getattr(kept, "problem", "") if outcome.value else ""
-    unkept = unkept or return_value.store(storage, outcome.value)
-    if unkept:
+    not_stored = getattr(append_storage, "problem", "") if outcome.value else ""
+    not_stored = not_stored or return_value.store(storage, outcome.value)
+    if not_stored:
         warn(
             terminal,
-            f"The training function's return value is not kept in the run's directory: {unkept}. "
+            f"The training function's return value is not kept in the run's directory: {not_stored}. "
             "Result.return_value has it while this process lives.",
         )
 

@@ -28,7 +28,7 @@ from powertrain.version import __version__
 if TYPE_CHECKING:
     from powertrain.data.plan.prepared import Prepared
     from powertrain.driver.request import TrainRequest
-    from powertrain.driver.resume import Earlier
+    from powertrain.driver.resume import EarlierStarts
     from powertrain.run.spec import RunSpec
     from powertrain.storage import Storage
     from powertrain.worker.place import DataSettings, RunIdentity, SavingSettings
@@ -235,7 +235,7 @@ def _arguments_for_callbacks(request: TrainRequest) -> dict[str, Any]:
     }
 
 
-def run_record(request: TrainRequest, name: str, earlier: Earlier) -> dict[str, Any]:
+def run_record(request: TrainRequest, name: str, earlier: EarlierStarts) -> dict[str, Any]:
     """Return the content of run.json: the request, the user, the versions, and the seed of the run."""
     from powertrain.storage.addresses import without_secrets
     from powertrain.text.redaction import redact_values
@@ -271,7 +271,7 @@ def run_record(request: TrainRequest, name: str, earlier: Earlier) -> dict[str, 
     return cast("dict[str, Any]", redact_values(record))
 
 
-def _data_seed(request: TrainRequest, earlier: Earlier) -> int:
+def _data_seed(request: TrainRequest, earlier: EarlierStarts) -> int:
     if request.data.seed is not None:
         return request.data.seed
     return int(earlier.record.get("data_seed", secrets.randbits(DATA_SEED_BITS)))

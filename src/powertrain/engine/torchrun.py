@@ -394,7 +394,7 @@ class TorchrunEngine:
         return True
 
 
-def follow(function: Callable[[], Any], env: Mapping[str, str]) -> tuple[int, Rank]:
+def run_other_rank(function: Callable[[], Any], env: Mapping[str, str]) -> tuple[int, Rank]:
     """Run any rank but 0: join, wait for the start, apply the user's variables, report the outcome."""
     meeting = TorchrunStore.next()
     meeting.join()

@@ -250,8 +250,8 @@ class Controller:
         """Record a warning as soon as the run has begun. Any thread."""
         self._inbox.put(WarningPosted(message))
 
-    def lost_the_lease(self, reason: str) -> None:
-        """Another controller has taken the run. Any thread."""
+    def post_lease_lost(self, reason: str) -> None:
+        """End the run: another controller has taken it. Any thread."""
         self._inbox.put(LeaseLost(reason))
 
     @property
