@@ -362,9 +362,9 @@ class OpenHub(Hub):
         self.made.append(self)
 
     def admit(self, *arguments: Any, **options: Any) -> ConnectionInfo:
-        door = super().admit(*arguments, **options)
-        self.admitted.add(door.keys.public)
-        return door
+        connection = super().admit(*arguments, **options)
+        self.admitted.add(connection.keys.public)
+        return connection
 
     def _receive(self, route: bytes, frame: Any) -> None:
         self.senders.add(str(frame.get("User-Id")).encode())
@@ -400,8 +400,8 @@ def intrude(first: OpenHub, second: OpenHub) -> None:
     strange = ConnectionInfo(endpoint=first.endpoint, hub_key=first.keys.public, keys=KeyPair.new())
     of_another = ConnectionInfo(endpoint=first.endpoint, hub_key=first.keys.public, keys=second.admit().keys)
     wrong_hub = ConnectionInfo(endpoint=first.endpoint, hub_key=second.keys.public, keys=KeyPair.new())
-    for door in (strange, of_another, wrong_hub):
-        link = Link(door, 0, 0)
+    for connection in (strange, of_another, wrong_hub):
+        link = Link(connection, 0, 0)
         link.send(message, 0, 0)
         deadline = time.monotonic() + 0.2
         while time.monotonic() < deadline:

@@ -126,7 +126,7 @@ class ScriptedWorker:
         self._syncs = 0
         self._boundaries = Boundaries(self.gate, arrived=self._stands_at)
         self.service = Service(
-            self.spec.door,
+            self.spec.connection,
             place.rank,
             place.attempt,
             self.gate,

@@ -214,9 +214,9 @@ class ActorOwner(ActorClient):
             call,
             meaning.max_concurrency,
         )
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(self._spec.ready)
-        self._door.listen()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self._spec.ready)
+        self._listener.listen()
         #: Closing the first wakes the thread that has the second.
         self._alarm, self._woken = socket.socketpair()
         _owners.add(self)
@@ -268,7 +268,7 @@ class ActorOwner(ActorClient):
         self._engine.close()
         end_server_of_call(self._server)
         self._thread.join()
-        self._door.close()
+        self._listener.close()
         self._woken.close()
         remove_runtime_directory(self._directory)
         _owners.discard(self)
@@ -289,9 +289,9 @@ class ActorOwner(ActorClient):
 
     def _wait_and_serve(self) -> None:
         poll = select.poll()
-        poll.register(self._door, select.POLLIN)
+        poll.register(self._listener, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
-        if self._door.fileno() in dict(poll.poll()):
+        if self._listener.fileno() in dict(poll.poll()):
             self._ready.set()
             self.serve(self._spec.address, self._key)
         reason = self.reason()

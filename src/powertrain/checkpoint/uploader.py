@@ -58,7 +58,7 @@ ShareKey = tuple[int, int, int]
 class UploaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an uploader needs, as one payload."""
 
-    door: ConnectionInfo
+    connection: ConnectionInfo
     #: The pickled storage of the run.
     storage: bytes
     #: Seconds after which a file that storage keeps refusing is given up.
@@ -81,7 +81,7 @@ class Uploader:
 
     def __init__(self, spec: UploaderSpec, watch: int = -1) -> None:
         """``watch`` is a descriptor that ends it when it becomes readable."""
-        self._link = Link(spec.door, -1, 0)
+        self._link = Link(spec.connection, -1, 0)
         self._watch = watch
         self._outbox: queue.SimpleQueue[FromWorker] = queue.SimpleQueue()
         self._uploader = ShareUploader(

@@ -241,7 +241,7 @@ def describe_exit(event: Exited) -> tuple[str, str]:
     if event.error:
         return "start", "could not be started"
     if event.unseen:
-        return "exit", "ended without a word"
+        return "exit", "ended, and its exit code is not known"
     if event.out_of_memory:
         return "oom", "was killed by the kernel because memory ran out (SIGKILL from the OOM killer)"
     if code >= 0:

@@ -409,12 +409,12 @@ def live(
 ) -> tuple[int, Rank]:
     """Run one rank in this process with its own keys; the process ends when torchrun's agent does."""
     spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
-    door = ConnectionInfo(endpoint=spec.door.endpoint, hub_key=spec.door.hub_key, keys=keys)
+    connection = ConnectionInfo(endpoint=spec.connection.endpoint, hub_key=spec.connection.hub_key, keys=keys)
     agent = exit_descriptor(os.getppid())
     try:
         with environment(env):
             rank = Rank(
-                msgspec.structs.replace(spec, door=door),
+                msgspec.structs.replace(spec, connection=connection),
                 function,
                 watch=agent,
                 orphaned=lambda: os._exit(1),

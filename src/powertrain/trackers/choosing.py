@@ -88,7 +88,7 @@ def _by_name(name: str) -> type[Tracker]:
 
 
 def keep(storage: Storage, trackers: Sequence[Tracker], run: TrackedRun) -> str:
-    """Keep a run's trackers, and what they are told of it, in its directory, signed.
+    """Keep a run's trackers, and the facts of the run that they get, in its directory, signed.
 
     Returns "" or why they could not be kept.
     """
@@ -101,7 +101,7 @@ def keep(storage: Storage, trackers: Sequence[Tracker], run: TrackedRun) -> str:
 
 
 def kept(storage: Storage) -> tuple[list[Tracker], TrackedRun]:
-    """Return the trackers that a run was started with, and what they are told of it.
+    """Return the trackers that a run was started with, and the facts of the run that they get.
 
     Raises:
         StorageError: It has none, or they were not written by this user on this machine.

@@ -64,7 +64,7 @@ class TrialNames:
             self._has_told = True
             logger.warning(
                 "TuneConfig(%s=...) returned %r for several trials, and each needs a directory of its own: the later "
-                "ones get their number as a suffix, such as %r. This is said once.",
+                "ones get their number as a suffix, such as %r. This message is shown once.",
                 function,
                 name,
                 unique,

@@ -50,28 +50,28 @@ class Link:
 
     def __init__(
         self,
-        door: ConnectionInfo,
+        connection: ConnectionInfo,
         rank: int,
         attempt: int,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         """Create a link. Several links of a process share one ``context``, which outlives them all."""
         self._rank, self._attempt = rank, attempt
-        self.endpoint = door.endpoint
+        self.endpoint = connection.endpoint
         self._owns_context = context is None
         self._context = context or zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.curve_serverkey = door.hub_key
+        self._socket.curve_serverkey = connection.hub_key
         self._socket.curve_publickey, self._socket.curve_secretkey = (
-            door.keys.public,
-            door.keys.secret,
+            connection.keys.public,
+            connection.keys.secret,
         )
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, HEADER.size + limits.FRAME_LIMIT + limits.ENCRYPTION)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._socket.connect(door.endpoint)
+        self._socket.connect(connection.endpoint)
         self._wake = Wakeup()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)

@@ -61,7 +61,7 @@ _BROKEN = Dismissed(summary={"broken": True})
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one rank needs, as one payload."""
 
-    door: ConnectionInfo
+    connection: ConnectionInfo
     place: Place
     #: The pickled training function and its config; empty where the process has them already (``local_function``).
     function: bytes = b""
@@ -118,7 +118,7 @@ class Rank:
         if threading.current_thread() is threading.main_thread():
             self._signals = NoticedSignals(_end_at_once if is_users_own else None)
         self._service = Service(
-            spec.door,
+            spec.connection,
             self._place.rank,
             self._place.attempt,
             self._gate,

@@ -167,10 +167,10 @@ class Uploaders:
         return self._nodes[slot.node_id]
 
     def _start(self, id: str, beside: base.Slot, deaths: int) -> None:
-        door = self._hub.admit()
+        connection = self._hub.admit()
         number, token = self._lease
         spec = uploader.UploaderSpec(
-            door=door, storage=self._storage, timeout=self._timeout, lease=number, token=token
+            connection=connection, storage=self._storage, timeout=self._timeout, lease=number, token=token
         )
         slot = self._engine.attend(
             beside,
@@ -185,7 +185,7 @@ class Uploaders:
         )
         node = self._nodes[id] = _NodeUploader(beside, slot, deaths=deaths)
         if slot is not None:
-            node.key = door.keys.public
+            node.key = connection.keys.public
         elif beside.host == socket.gethostname():
             node.here = uploader.ShareUploader(
                 lambda: pickle.loads(self._storage), self._post, self._timeout, lease=self._lease

@@ -75,7 +75,7 @@ class Service:
 
     def __init__(
         self,
-        door: ConnectionInfo,
+        connection: ConnectionInfo,
         rank: int,
         attempt: int,
         gate: Gate,
@@ -135,7 +135,7 @@ class Service:
         self._closing = False
         self._deadline = 0.0
         self._told_full, self._spill_again_at = False, 0.0
-        self._link = Link(door, rank, attempt)  # handed to the thread, which alone uses it from then on
+        self._link = Link(connection, rank, attempt)  # handed to the thread, which alone uses it from then on
         self._thread = threading.Thread(target=self._run, name="powertrain-service", daemon=True)
         self._thread.start()
 

@@ -110,7 +110,7 @@ class NodeAgent:
         self._is_going = self._is_over = False
         self._output = OutputReader()
         self._output.deliver = self._printed
-        self._link = Link(spec.door, -1, 0)
+        self._link = Link(spec.connection, -1, 0)
         self._greet(self._make_ready(), wants_files=self._wants_files())
 
     def bring(self, parcels: Mapping[str, bytes]) -> None:
