@@ -57,9 +57,7 @@ def test_more_points_than_a_page_holds_are_sent_in_order(
     assert board.only() == points((0, range(1, 101)))
 
 
-def test_points_of_a_run_that_ends_while_others_are_being_sent_arrive(
-    run: RecordedRun, board: Board
-) -> None:
+def test_points_of_a_run_that_ends_while_others_are_being_sent_arrive(run: RecordedRun, board: Board) -> None:
     run.report(range(1, 6))
 
     class EndsMeanwhile(BoardTracker):

@@ -103,7 +103,7 @@ def test_a_failure_is_told_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch
     assert traced.collect() is None
     assert traced.end() is None
     assert len(said) == 1
-    assert "not traced any further: ZeroDivisionError" in said[0]
+    assert "Tracing of this rank has stopped: ZeroDivisionError" in said[0]
 
 
 def test_where_it_cannot_begin_the_rank_is_told_and_not_traced() -> None:

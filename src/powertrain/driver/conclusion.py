@@ -154,7 +154,7 @@ def diagnose(request: TrainRequest, storage: Storage, name: str, terminal: Any) 
     if getattr(storage, "problem", ""):  # it would be waited for in vain, and maybe for long
         warn(
             terminal,
-            f"The storage does not answer: 'powertrain diagnose {name}' tells later how the time was spent.",
+            f"The storage does not respond, so there is no diagnosis yet. Run 'powertrain diagnose {name}' later.",
         )
         return
     from powertrain.diagnosis import card, final

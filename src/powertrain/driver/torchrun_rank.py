@@ -59,5 +59,5 @@ def fit_torchrun_rank(request: TrainRequest) -> Result:
         what = (
             f"The run failed: {elsewhere}." if elsewhere else f"Rank {rank.place.rank} could not be set up."
         )
-        result.error = ControllerError(PowertrainError(f"{what} The output of this rank says more."), result)
+        result.error = ControllerError(PowertrainError(f"{what} See the output of this rank."), result)
     raise result.error from rank.error

@@ -231,8 +231,8 @@ class CheckpointManager:
             name, number = f"{wanted}.{number}", number + 1
         if given and name != given[0]:
             self._warn(
-                f"The checkpoint {given[0]!r} is kept as {name!r}: something of an earlier try may still be on its way "
-                "to the storage under that name."
+                f"The checkpoint {given[0]!r} is stored as {name!r}: the upload of an earlier checkpoint with that "
+                "name was given up, and files of it may still arrive."
             )
         return name
 

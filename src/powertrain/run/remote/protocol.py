@@ -382,7 +382,7 @@ def send_request(
             yield reply
             if isinstance(reply, Answer):
                 return
-    raise ConnectionError("it hung up before it had answered")
+    raise ConnectionError("it closed the connection before it had replied")
 
 
 def _decode_reply(line: bytes) -> Reply:

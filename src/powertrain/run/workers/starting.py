@@ -119,7 +119,7 @@ class Starting:
             return
         for member in attempt.members:
             if not member.greeted:
-                why = f"did not come up within {START_TIMEOUT_S:g} s; its log may say why"
+                why = f"did not connect within {START_TIMEOUT_S:g} s; its log may show why"
                 self._run.flow.fail(member, failures.silent(member, why))
 
     def on_first_step(self, member: Member, message: FirstStep) -> None:
