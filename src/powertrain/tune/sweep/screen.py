@@ -167,7 +167,7 @@ class TrialObserver:
         #: Seconds of this start spent waiting for slots, which are not part of reports.
         self.waited_s = 0.0
         self._asked_at: float | None = None
-        self._has_told_wait = False
+        self._has_shown_wait = False
 
     def event(self, event: ev.Event) -> None:
         """Show a fact of the run if it is a warning or the reason of a wait."""
@@ -178,8 +178,8 @@ class TrialObserver:
             self._on_commit(event.checkpoint)
         elif isinstance(event, ev.Failed) and event.decision == "retry":
             self.on_recover()
-        elif isinstance(event, ev.SlotsWaited) and not self._has_told_wait:
-            self._has_told_wait = True  # once: the missing resources change whenever another trial ends
+        elif isinstance(event, ev.SlotsWaited) and not self._has_shown_wait:
+            self._has_shown_wait = True  # once: the missing resources change whenever another trial ends
             self._screen.waits(self._name, event.reason)
 
     def _time_wait(self, event: ev.Event) -> None:
