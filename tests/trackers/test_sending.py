@@ -72,7 +72,7 @@ def test_points_of_a_run_that_ends_while_others_are_being_sent_arrive(run: Recor
                     recorded.end()
                     sender.end(RunEnding("finished"), 60.0)
 
-            session.log = log_while_the_run_ends
+            session.log = log_while_the_run_ends  # type: ignore[method-assign]
             return session
 
     recorded, sender = run, Sender(EndsMeanwhile(board), run.storage, facts_of(run), print)
