@@ -154,10 +154,10 @@ class Server:
                 behind = socket.create_connection(("127.0.0.1", self._port))
                 self._connections += [client, behind]
                 for source, target in ((client, behind), (behind, client)):
-                    threading.Thread(target=_carry, args=(source, target), daemon=True).start()
+                    threading.Thread(target=_forward, args=(source, target), daemon=True).start()
 
 
-def _carry(source: socket.socket, target: socket.socket) -> None:
+def _forward(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             target.sendall(data)

@@ -184,9 +184,9 @@ class Proxy:
                 client.close()
                 return
             self.connections += 1
-            self._start(self._carry, client)
+            self._start(self._forward, client)
 
-    def _carry(self, client: socket.socket) -> None:
+    def _forward(self, client: socket.socket) -> None:
         try:
             server = socket.create_connection(("127.0.0.1", self._target), timeout=10)
         except OSError:

@@ -42,7 +42,7 @@ def test_its_seconds_and_sizes_are_those_of_the_code() -> None:
     assert f"after {agent.FENCE_TIMEOUT_S:g} s without an answer the node ends" in text
     assert f"after {agents.LOST_TIMEOUT_S:g} s the controller gives the node up" in text
     assert f"silent is given up after {agents.LOST_TIMEOUT_S:g} s" in text
-    assert f"room for {policy.SETTLE_DELAY_S:g} s" in text
+    assert f"room for {policy.GROW_DELAY_S:g} s" in text
     assert f"files up to {files._LARGEST_FILE // 2**20} MiB each" in text
     assert f"more than {files._MOST_FILES:,} files or {files._MOST_BYTES // 2**20} MiB" in text
 

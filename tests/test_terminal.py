@@ -304,7 +304,7 @@ def test_the_region_shows_phases_and_missing_ranks_while_starting() -> None:
         view.on_event(event)
     text = region_text(view, 1.0)
     assert "start-up slots 0.10 s, processes 0.10 s" in text
-    assert "waiting for ranks 1, 2, 3 to come up" in text
+    assert "waiting for ranks 1, 2, 3 to connect" in text
 
 
 def test_the_region_names_the_late_rank_and_shows_unfinished_bars() -> None:

@@ -110,8 +110,8 @@ class CrowdEngine:
         end_crowds(self.processes)
 
     def _start_crowds(self) -> None:
-        doors = {spec.place.rank: spec.door for _, spec in self._forked}
-        self.processes = start_crowds(doors, self._reports, self._crowds, self._gathers)
+        connections = {spec.place.rank: spec.connection for _, spec in self._forked}
+        self.processes = start_crowds(connections, self._reports, self._crowds, self._gathers)
         for slot, spec in self._forked:
             self._events(base.Started(slot, 5_000_000 + spec.place.rank))
         threading.Thread(target=self._await_last, args=(self._forked[-1][0],), daemon=True).start()

@@ -43,14 +43,14 @@ class Crowd(msgspec.Struct, frozen=True):
     world_size: int
     reports: int
     gathers: bool
-    doors: dict[int, ConnectionInfo]
+    connections: dict[int, ConnectionInfo]
 
 
 class SimulatedWorker:
     """One rank. ``tick`` is called when due and returns the next due time."""
 
     def __init__(self, crowd: Crowd, rank: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._link = Link(crowd.doors[rank], rank, crowd.attempt, context)
+        self._link = Link(crowd.connections[rank], rank, crowd.attempt, context)
         self.rank, self._reports, self._gathers = rank, crowd.reports, crowd.gathers
         self._offset = rank / crowd.world_size
         self._row = self._steps = 0
@@ -129,10 +129,10 @@ def listen(asked: list[int]) -> None:
 def main() -> None:
     head = int(sys.stdin.readline())
     crowd = msgspec.json.decode(sys.stdin.read(head), type=Crowd)
-    hub.make_room_for_connections(_FILES_EACH * len(crowd.doors))
+    hub.make_room_for_connections(_FILES_EACH * len(crowd.connections))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, max(1024, 2 * len(crowd.doors)))
-    workers = {rank: SimulatedWorker(crowd, rank, context) for rank in crowd.doors}
+    context.set(zmq.MAX_SOCKETS, max(1024, 2 * len(crowd.connections)))
+    workers = {rank: SimulatedWorker(crowd, rank, context) for rank in crowd.connections}
     asked: list[int] = []
     threading.Thread(target=listen, args=(asked,), daemon=True).start()
     due = [(time.monotonic(), rank) for rank in workers]

@@ -23,11 +23,11 @@ PATIENCE = 120.0
 
 
 def start_crowds(
-    doors: Mapping[int, ConnectionInfo], reports: int, crowds: int, gathers: bool
+    connections: Mapping[int, ConnectionInfo], reports: int, crowds: int, gathers: bool
 ) -> list[subprocess.Popen[str]]:
     """Start processes for all ranks but the last, and one more for the last alone."""
-    last = max(doors)
-    shares = [[rank for rank in doors if rank != last][n::crowds] for n in range(crowds)]
+    last = max(connections)
+    shares = [[rank for rank in connections if rank != last][n::crowds] for n in range(crowds)]
     command = [sys.executable, str(Path(__file__).with_name("crowd.py"))]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -35,7 +35,7 @@ def start_crowds(
     ]
     for process, share in zip(processes, [*shares, [last]], strict=True):
         told = msgspec.json.encode(
-            Crowd(0, len(doors), reports, gathers, {rank: doors[rank] for rank in share})
+            Crowd(0, len(connections), reports, gathers, {rank: connections[rank] for rank in share})
         ).decode()
         assert process.stdin is not None
         process.stdin.write(f"{len(told)}\n{told}")

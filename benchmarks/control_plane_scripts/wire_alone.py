@@ -45,12 +45,12 @@ def main() -> None:
     workers, reports, crowds = (int(argument) for argument in sys.argv[2:5])
     with tempfile.TemporaryDirectory(prefix="pt-") as directory:
         ear = Ear(workers, reports, address, directory)
-        doors = {rank: ear.hub.admit(speaks_as=(rank, 0)) for rank in range(workers)}
-        processes = start_crowds(doors, reports, crowds, gathers=True)
+        connections = {rank: ear.hub.admit(speaks_as=(rank, 0)) for rank in range(workers)}
+        processes = start_crowds(connections, reports, crowds, gathers=True)
         try:
             assert ear.all_greeted.wait(PATIENCE)
-            for door in doors.values():
-                ear.hub.send(door.keys.public, Train(gather=gathering_seconds(workers)))
+            for connection in connections.values():
+                ear.hub.send(connection.keys.public, Train(gather=gathering_seconds(workers)))
             tell_phase("training")
             assert ear.all_reported.wait(PATIENCE + reports)
             tell_phase("rows")

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         PreemptionInfo,
         checkpoint_dir,
         get_all_reported_checkpoints,
+        get_checkpoint,
         get_context,
         get_dataset_shard,
         get_preemption_info,
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
         should_checkpoint,
     )
     from powertrain.worker.data.batch_plan import BatchPlan
-    from powertrain.worker.session import TrainContext, get_checkpoint
+    from powertrain.worker.train_context import TrainContext
 
 #: Where each public name lives.
 _HOMES = {
@@ -105,6 +106,7 @@ _HOMES = {
         "PreemptionInfo",
         "checkpoint_dir",
         "get_all_reported_checkpoints",
+        "get_checkpoint",
         "get_context",
         "get_dataset_shard",
         "get_preemption_info",
@@ -112,7 +114,7 @@ _HOMES = {
         "should_checkpoint",
     ),
     "powertrain.worker.data.batch_plan": ("BatchPlan",),
-    "powertrain.worker.session": ("TrainContext", "get_checkpoint"),
+    "powertrain.worker.train_context": ("TrainContext",),
 }
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
 #: Not in ``__all__``, nor are the names of ``powertrain.tasks``, which are those of ``ray`` and not of ``ray.train``:

@@ -528,7 +528,7 @@ class ObjectRef(Reference):
         end_server_of_call(self._server)  # which takes a while, and must not hold up a fork
         with working():
             remove_runtime_directory(self._directory)
-            self.settle(result, self._problem)
+            self.set_outcome(result, self._problem)
 
     def _print(self, _: base.Slot, data: bytes) -> None:
         print(data.decode("utf-8", "replace"), end="", flush=True)

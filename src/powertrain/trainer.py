@@ -236,10 +236,10 @@ class DataParallelTrainer:
 
             torchrun.check_num_workers(self.scaling_config.num_workers)
             if torchrun.own_rank() != 0:
-                from powertrain.driver.following import follow
+                from powertrain.driver.torchrun_rank import fit_torchrun_rank
 
-                return follow(self._request)
-        from powertrain.driver.leading import lead
+                return fit_torchrun_rank(self._request)
+        from powertrain.driver.fit import fit_with_controller
 
         with ExitStack() as stack:
-            return lead(self._request, stack)
+            return fit_with_controller(self._request, stack)

@@ -160,7 +160,7 @@ def test_a_link_cut_short_by_a_crash_claims_nothing() -> None:
     assert commit_one(memory, Chain.take_over(memory, 2), "b").link == 6
 
 
-def test_a_link_that_is_still_being_written_while_the_run_is_taken_over_is_settled_all_the_same() -> None:
+def test_a_link_that_is_still_being_written_while_the_run_is_taken_over_is_closed_all_the_same() -> None:
     memory: Any = Memory()
     Chain.take_over(memory, 1)
     memory.put("commits/00000002", b"")

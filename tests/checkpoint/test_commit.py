@@ -47,7 +47,7 @@ def directory_with(tmp_path: Path, name: str, files: dict[str, str]) -> Path:
 
 
 def stored(storage: Storage, name: str, directories: dict[int, Path]) -> Merged:
-    """Carry the files of these ranks to storage, as an uploader does; returns them with their hashes."""
+    """Upload the files of these ranks to storage, as an uploader does; returns them with their hashes."""
     parts = {}
     for rank, directory in directories.items():
         files, empty = contents(directory)

@@ -128,24 +128,24 @@ import os, sys
 from powertrain.checkpoint.state.segments import Segments
 shared, staging, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
 pool = Segments(shared, "rank-00000")
-for name in ("needed", "carried"):
+for name in ("needed", "uploaded"):
     os.mkdir(os.path.join(staging, name))
     pool.take(size).link_at(os.path.join(staging, name, "file"))
 os._exit(0)
 """
 
 
-def test_segments_of_a_dead_process_are_taken_over_once_they_are_carried(
+def test_segments_of_a_dead_process_are_taken_over_once_they_are_uploaded(
     shared: Path, tmp_path: Path
 ) -> None:
     subprocess.run([sys.executable, "-c", _DYING, str(shared), str(tmp_path), str(SIZE)], check=True)
     needed = os.readlink(tmp_path / "needed" / "file")
-    carried = os.readlink(tmp_path / "carried" / "file")
-    shutil.rmtree(tmp_path / "carried")
+    uploaded = os.readlink(tmp_path / "uploaded" / "file")
+    shutil.rmtree(tmp_path / "uploaded")
     pool = Segments(str(shared), "rank-00000", staging=str(tmp_path))
-    assert lend(pool, tmp_path / "a") == carried
-    assert lend(pool, tmp_path / "b") not in (needed, carried)
+    assert lend(pool, tmp_path / "a") == uploaded
+    assert lend(pool, tmp_path / "b") not in (needed, uploaded)
     other = Segments(str(shared), "rank-00000", staging=str(tmp_path))
-    assert lend(other, tmp_path / "c") not in (carried, needed), "the first pool lives"
+    assert lend(other, tmp_path / "c") not in (uploaded, needed), "the first pool lives"
     pool.close()
     other.close()

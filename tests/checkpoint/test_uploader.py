@@ -1,4 +1,4 @@
-"""Carrying: files become durable in storage with their hashes, trouble is told and tried again, twice is harmless."""
+"""Uploads: files become durable in storage with their hashes, trouble is told and tried again, twice is harmless."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from pyarrow import fs
 
 from powertrain.checkpoint import uploader
-from powertrain.checkpoint.saver import Staging, source_of
-from powertrain.checkpoint.uploader import Carrier, pause_before_retry
+from powertrain.checkpoint.staging import Staging, source_of
+from powertrain.checkpoint.uploader import ShareUploader, pause_before_retry
 from powertrain.errors import StorageError
 from powertrain.storage import Storage, boundaries, open_storage
 from powertrain.storage.adapter import FilesystemStorage
 from powertrain.storage.local import digest_of
-from powertrain.wire.from_controller import Carry, Drop
-from powertrain.wire.from_worker import Carried, CarryTrouble
+from powertrain.wire.from_controller import Drop, UploadShare
+from powertrain.wire.from_worker import ShareUploaded, UploadTrouble
 from powertrain.wire.values import FilePart
 
 Told = queue.SimpleQueue[Any]
 
 
 class Node:
-    """One node's staging area, its storage and a carrier between them."""
+    """One node's staging area, its storage and an uploader between them."""
 
     def __init__(
         self,
@@ -41,17 +41,17 @@ class Node:
         self.storage = storage or open_storage(root / "storage")
         self.staging = Staging(str(root / "storage" / ".staging"), 0, 0)
         self.told: Told = queue.SimpleQueue()
-        self.carrier = Carrier(
+        self.uploader = ShareUploader(
             lambda: self.storage, self.told.put, timeout, pause=lambda seconds: None, lease=lease
         )
 
-    def stage(self, row: int = 1, **files: str) -> Carry:
+    def stage(self, row: int = 1, **files: str) -> UploadShare:
         directory = self.staging.new_directory()
         for name, content in files.items():
             Path(directory, name).write_text(content)
         part = self.staging.stage(row, directory)
         names = [file.name for file in part.files]
-        return Carry(attempt=0, row=row, rank=0, checkpoint=f"c{row}", staged=part.staged, names=names)
+        return UploadShare(attempt=0, row=row, rank=0, checkpoint=f"c{row}", staged=part.staged, names=names)
 
     def answer(self) -> Any:
         return self.told.get(timeout=10)
@@ -61,18 +61,18 @@ class Node:
 def node(tmp_path: Path) -> Any:
     node = Node(tmp_path)
     yield node
-    node.carrier.close()
+    node.uploader.close()
 
 
 def test_a_share_is_renamed_into_storage_with_its_hashes_and_is_gone(node: Node) -> None:
     order = node.stage(a="1", b="22")
     inode = source_of(order.staged, "a").stat().st_ino
-    node.carrier.carry(order)
+    node.uploader.upload(order)
     told = node.answer()
     final = node.storage.local_path("checkpoints/c1/a")
     assert final is not None
     assert final.stat().st_ino == inode
-    assert told == Carried(
+    assert told == ShareUploaded(
         attempt=0,
         row=1,
         rank=0,
@@ -85,9 +85,9 @@ def test_a_share_is_renamed_into_storage_with_its_hashes_and_is_gone(node: Node)
     assert not os.path.exists(order.staged)
 
 
-def test_only_the_files_that_count_are_carried(node: Node) -> None:
+def test_only_the_files_that_count_are_uploaded(node: Node) -> None:
     order = node.stage(a="1", b="2")
-    node.carrier.carry(Carry(**{**_fields(order), "names": ["b"]}))
+    node.uploader.upload(UploadShare(**{**_fields(order), "names": ["b"]}))
     node.answer()
     assert [entry.key for entry in node.storage.list("checkpoints")] == ["checkpoints/c1/b"]
     assert not os.path.exists(order.staged)
@@ -95,7 +95,7 @@ def test_only_the_files_that_count_are_carried(node: Node) -> None:
 
 def test_a_share_nothing_of_which_counts_is_only_removed(node: Node) -> None:
     order = node.stage(a="1")
-    node.carrier.carry(Carry(**{**_fields(order), "names": []}))
+    node.uploader.upload(UploadShare(**{**_fields(order), "names": []}))
     assert node.answer().files == []
     assert not os.path.exists(order.staged)
 
@@ -105,7 +105,7 @@ def test_a_link_to_shared_memory_is_copied_and_the_memory_stays(node: Node, tmp_
     segment = tmp_path / "segment"
     segment.write_text("state")
     os.symlink(segment, source_of(order.staged, "state"))
-    node.carrier.carry(Carry(**{**_fields(order), "names": ["a", "state"]}))
+    node.uploader.upload(UploadShare(**{**_fields(order), "names": ["a", "state"]}))
     node.answer()
     assert node.storage.get("checkpoints/c1/state") == b"state"
     assert segment.exists()
@@ -113,9 +113,9 @@ def test_a_link_to_shared_memory_is_copied_and_the_memory_stays(node: Node, tmp_
 
 def test_being_told_twice_is_harmless(node: Node) -> None:
     order = node.stage(a="1")
-    node.carrier.carry(order)
+    node.uploader.upload(order)
     first = node.answer()
-    node.carrier.carry(order)  # as after the death of a carrier that had not said so yet
+    node.uploader.upload(order)  # as after the death of an uploader that had not reported it yet
     assert node.answer() == first
 
 
@@ -129,11 +129,11 @@ def test_storage_that_refuses_is_tried_again_and_what_it_says_is_told(node: Node
     order = node.stage(a="1")
     boundaries.install(refuse)
     try:
-        node.carrier.carry(order)
+        node.uploader.upload(order)
         told = [node.answer() for _ in range(3)]
     finally:
         boundaries.install(None)
-    assert [type(message) for message in told] == [CarryTrouble, CarryTrouble, Carried]
+    assert [type(message) for message in told] == [UploadTrouble, UploadTrouble, ShareUploaded]
     assert "Input/output error" in told[0].reason
     assert "No space left" in told[1].reason
     assert told[2].error == ""
@@ -143,9 +143,9 @@ def test_storage_that_keeps_refusing_is_given_up_at_the_deadline_and_the_share_s
     node = Node(tmp_path, timeout=0.0)
     order = node.stage(a="1")
     _refuse(node, OSError(5, "Input/output error"))
-    node.carrier.carry(order)
+    node.uploader.upload(order)
     told = node.answer()
-    node.carrier.close()
+    node.uploader.close()
     assert "Input/output error" in told.error
     assert source_of(order.staged, "a").read_text() == "1"
 
@@ -153,14 +153,14 @@ def test_storage_that_keeps_refusing_is_given_up_at_the_deadline_and_the_share_s
 def test_a_refusal_that_is_final_is_not_tried_again(node: Node) -> None:
     order = node.stage(a="1")
     _refuse(node, StorageError("The bucket 'b' does not exist."))
-    node.carrier.carry(order)
+    node.uploader.upload(order)
     assert "does not exist" in node.answer().error
 
 
 def test_a_staged_file_that_is_gone_is_told_at_once(node: Node) -> None:
     order = node.stage(a="1")
     source_of(order.staged, "a").unlink()
-    node.carrier.carry(order)
+    node.uploader.upload(order)
     assert "No such file" in node.answer().error
 
 
@@ -169,26 +169,26 @@ def test_a_share_that_was_dropped_is_removed_and_not_told_of(tmp_path: Path) -> 
     order = node.stage(a="1")
     waiting: queue.SimpleQueue[None] = queue.SimpleQueue()
     go_on: queue.SimpleQueue[None] = queue.SimpleQueue()
-    node.carrier._pause = lambda seconds: (waiting.put(None), go_on.get(timeout=10))[1]
+    node.uploader._pause = lambda seconds: (waiting.put(None), go_on.get(timeout=10))[1]
     _refuse(node, OSError(5, "Input/output error"))
-    node.carrier.carry(order)
-    assert isinstance(node.answer(), CarryTrouble)
+    node.uploader.upload(order)
+    assert isinstance(node.answer(), UploadTrouble)
     waiting.get(timeout=10)
-    node.carrier.drop(Drop(attempt=0, row=1, rank=0, staged=order.staged))
+    node.uploader.drop(Drop(attempt=0, row=1, rank=0, staged=order.staged))
     go_on.put(None)
-    node.carrier.close()
+    node.uploader.close()
     assert not os.path.exists(order.staged)
     assert node.told.empty()
 
 
-def test_a_share_that_stays_can_be_given_back_after_it_was_carried(node: Node, tmp_path: Path) -> None:
+def test_a_share_that_stays_can_be_given_back_after_it_was_uploaded(node: Node, tmp_path: Path) -> None:
     order = msgspec.structs.replace(node.stage(a="1", b="22"), keeps=True)
-    node.carrier.carry(order)
+    node.uploader.upload(order)
     assert not node.answer().error
     assert node.storage.get("checkpoints/c1/b") == b"22"
 
     back = tmp_path / "users" / "directory"
-    node.carrier.drop(Drop(attempt=0, row=1, rank=0, staged=order.staged, back=str(back)))
+    node.uploader.drop(Drop(attempt=0, row=1, rank=0, staged=order.staged, back=str(back)))
     assert {path.name: path.read_text() for path in back.iterdir()} == {"a": "1", "b": "22"}
     assert not os.path.exists(order.staged)
 
@@ -217,19 +217,19 @@ def test_no_further_file_of_a_share_goes_into_a_directory_that_another_start_has
 
     boundaries.install(replace_run)
     try:
-        node.carrier.carry(order)
-        while isinstance(told := node.answer(), CarryTrouble):
+        node.uploader.upload(order)
+        while isinstance(told := node.answer(), UploadTrouble):
             pass
     finally:
         boundaries.install(None)
-        node.carrier.close()
+        node.uploader.close()
     assert "taken over" in told.error
     assert [entry.key for entry in node.storage.list("checkpoints")] == ["checkpoints/c1/c"]
     assert node.storage.get("checkpoints/c1/c") == b"another start's"
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_lease_that_cannot_be_read_is_read_again_before_anything_is_carried(tmp_path: Path) -> None:
+def test_a_lease_that_cannot_be_read_is_read_again_before_anything_is_uploaded(tmp_path: Path) -> None:
     node = Node(tmp_path, lease=(1, "mine"))
     put_lease(node.storage, "another")
     refusals, get = iter([OSError(5, "Input/output error")]), node.storage.get
@@ -240,9 +240,9 @@ def test_a_lease_that_cannot_be_read_is_read_again_before_anything_is_carried(tm
         return get(key, **options)
 
     node.storage.get = refuse_once  # type: ignore[method-assign]
-    node.carrier.carry(node.stage(a="1"))
+    node.uploader.upload(node.stage(a="1"))
     trouble, told = node.answer(), node.answer()
-    node.carrier.close()
+    node.uploader.close()
     assert "Input/output error" in trouble.reason
     assert "taken over" in told.error
     assert node.storage.list("checkpoints") == []
@@ -264,9 +264,9 @@ def test_a_store_is_asked_for_the_lease_once_in_a_while(
         return get(key, **options)
 
     monkeypatch.setattr(storage, "get", counted)
-    node.carrier.carry(node.stage(a="1", b="2", c="3"))
+    node.uploader.upload(node.stage(a="1", b="2", c="3"))
     assert node.answer().error == ""
-    node.carrier.close()
+    node.uploader.close()
     assert asked == ["lease/0001"] * looks
 
 
@@ -277,7 +277,7 @@ def test_pauses_grow_to_a_limit(tries: int, chance: float) -> None:
     assert pause <= pause_before_retry(tries + 1, 1.0)
 
 
-def _fields(order: Carry) -> dict[str, Any]:
+def _fields(order: UploadShare) -> dict[str, Any]:
     return {name: getattr(order, name) for name in order.__struct_fields__}
 
 

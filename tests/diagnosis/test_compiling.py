@@ -13,6 +13,7 @@ from tests.diagnosis import synthetic
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.report import diagnose
 from powertrain.trace.compilations import Compilations
+from powertrain.trace.recording import phases
 
 
 def compiled(count: int, seconds: float, *reasons: str, first: float = 1.0) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def test_recompilations_that_a_long_run_does_not_feel_are_no_finding() -> None:
 
 def test_spikes_that_they_cause_are_explained_by_them() -> None:
     def spike(times: Any, generator: Any) -> None:
-        times[20::20, :, synthetic.phases.FORWARD] += 0.2
+        times[20::20, :, phases.FORWARD] += 0.2
 
     steps = synthetic.run(1, spike)
     before = {finding.kind for finding in diagnose(steps).findings}

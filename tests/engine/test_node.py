@@ -86,7 +86,7 @@ class Node:
         self.messages: list[FromWorker] = []
         self._changed = threading.Condition()
         self.hub = Hub("127.0.0.1", self._deliver)
-        self._door = spec.pop("door", None) or self.hub.admit()
+        self._connection = spec.pop("connection", None) or self.hub.admit()
         self._told = 0
         usual = {"version": __version__, "token": "the driver's", "runtime_dir": str(runtime)}
         spec = {**usual, **spec}
@@ -97,7 +97,7 @@ class Node:
             stdout=subprocess.PIPE,
             cwd="/",
         )
-        self._give(msgspec.msgpack.encode(NodeSpec(door=self._door, **spec)))
+        self._give(msgspec.msgpack.encode(NodeSpec(connection=self._connection, **spec)))
 
     def bring(self, archives: Mapping[str, bytes]) -> None:
         self._give(pickle.dumps(archives))
@@ -114,7 +114,7 @@ class Node:
             self._changed.notify_all()
 
     def tell(self, message: FromController) -> None:
-        self.hub.send(self._door.keys.public, message)
+        self.hub.send(self._connection.keys.public, message)
 
     def start(self, id: str, spec: ProcessSpec, **of_a_rank: Any) -> None:
         self.tell(
@@ -344,10 +344,10 @@ def test_an_agent_that_cannot_reach_its_driver_ends_with_the_address_it_tried(
     start: Callable[..., Node],
 ) -> None:
     closed = Hub("127.0.0.1", lambda _: None)
-    door = closed.admit()
+    connection = closed.admit()
     closed.close()
-    agent = start(door=door, reach_within=0.5)
-    assert agent.ended() == f"it cannot reach the run at {door.endpoint}: Connection refused"
+    agent = start(connection=connection, reach_within=0.5)
+    assert agent.ended() == f"it cannot reach the run at {connection.endpoint}: Connection refused"
 
 
 # --------------------------------------------------------------------------- what is wrong with a node
@@ -516,7 +516,7 @@ def proof(tmp_path: Path, content: bytes | None) -> tuple[NodeSpec, Any]:
     if content is not None:
         storage.put(node_storage.proof_key("note"), content)
     spec = NodeSpec(
-        door=ConnectionInfo(endpoint="", hub_key=b"", keys=KeyPair(b"", b"")),
+        connection=ConnectionInfo(endpoint="", hub_key=b"", keys=KeyPair(b"", b"")),
         version="",
         token="",
         runtime_dir="",

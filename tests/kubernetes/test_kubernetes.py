@@ -22,7 +22,7 @@ from powertrain.kubernetes import manifest
 from powertrain.kubernetes import options as kubernetes_options
 from powertrain.kubernetes.manifest import Document
 from powertrain.kubernetes.options import (
-    CarriedScript,
+    EmbeddedScript,
     ExistingClaim,
     ImageScript,
     NewClaim,
@@ -40,7 +40,7 @@ FREE_MAPS = {"labels", "rayStartParams", "limits", "requests", "nodeSelector", "
 def options(**changes: Any) -> RayJobOptions:
     given: dict[str, Any] = {
         "name": "train",
-        "script": CarriedScript("train.py", SCRIPT),
+        "script": EmbeddedScript("train.py", SCRIPT),
         "image": "example.com/team/trainer:1",
         "storage": NewClaim("200Gi"),
     }
@@ -281,7 +281,7 @@ def test_every_object_is_in_the_namespace_asked_for() -> None:
     assert not any("namespace" in made["metadata"] for made in manifest.documents(options()))
 
 
-def test_a_carried_script_is_alone_in_its_directory_on_every_node() -> None:
+def test_an_embedded_script_is_alone_in_its_directory_on_every_node() -> None:
     made = options()
     config = by_kind(made)["ConfigMap"]
     assert config["data"] == {"train.py": SCRIPT}
@@ -358,15 +358,15 @@ def test_a_script_of_the_image_needs_an_absolute_path_in_a_directory(path: str) 
 
 
 def test_a_script_too_large_for_a_config_map_belongs_into_the_image() -> None:
-    CarriedScript("train.py", "#" * (kubernetes_options.CONFIG_MAP_LIMIT - len("train.py")))
+    EmbeddedScript("train.py", "#" * (kubernetes_options.CONFIG_MAP_LIMIT - len("train.py")))
     with pytest.raises(ConfigError, match="--script-in-image"):
-        CarriedScript("train.py", "#" * kubernetes_options.CONFIG_MAP_LIMIT)
+        EmbeddedScript("train.py", "#" * kubernetes_options.CONFIG_MAP_LIMIT)
 
 
 @pytest.mark.parametrize(("name", "text"), [("my train.py", ""), ("..", ""), ("", ""), ("train.py", "a\0b")])
-def test_a_script_that_cannot_be_carried_is_refused(name: str, text: str) -> None:
+def test_a_script_that_cannot_be_embedded_is_refused(name: str, text: str) -> None:
     with pytest.raises(ConfigError):
-        CarriedScript(name, text)
+        EmbeddedScript(name, text)
 
 
 # --------------------------------------------------------------------------- words
@@ -443,7 +443,7 @@ storages = st.one_of(
     st.sampled_from(["s3://bucket/runs", "gs://bucket", "az://container/x"]).map(ObjectStore),
 )
 scripts = st.one_of(
-    st.builds(CarriedScript, st.sampled_from(["train.py", "a_b-c.py"]), printable),
+    st.builds(EmbeddedScript, st.sampled_from(["train.py", "a_b-c.py"]), printable),
     st.sampled_from(["/app/train.py", "/srv/my jobs/run.py"]).map(ImageScript),
 )
 

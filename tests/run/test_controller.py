@@ -575,7 +575,7 @@ def test_a_run_that_is_taken_over_while_a_failure_waits_for_a_debugger_does_not_
             frame = Frame(file="train.py", line=31, function="f")
             worker.service.send_now(DebugOpened(frame=frame, native=True))
             worker.wait_for(failed)
-            threading.Timer(0.2, run.controller.lost_the_lease, ["somebody else has it"]).start()
+            threading.Timer(0.2, run.controller.post_lease_lost, ["somebody else has it"]).start()
             worker.hang()
 
     outcome = run.go(ScriptedEngine(play), max_failures=3)
@@ -1066,7 +1066,7 @@ def test_a_rank_that_never_says_a_word_fails_the_start(run: Run, monkeypatch: py
     monkeypatch.setattr(ScriptedWorker, "live", lambda self, play: self.hang())
     outcome = run.go(ScriptedEngine(two_reports))
     assert outcome.state == "failed"
-    assert "did not come up" in outcome.failures[0].summary
+    assert "did not connect" in outcome.failures[0].summary
 
 
 # --------------------------------------------------------------------------- shares that are late
@@ -1183,7 +1183,7 @@ def test_an_uploader_that_never_comes_up_costs_checkpoints_and_not_the_run(run: 
     engine = ScriptedEngine(play, programs={uploader.ENTRY: lambda process: 1})
     assert run.go(engine, workers=1).state == "finished"
     (failed,) = run.watcher.all_of(ev.CheckpointFailed)
-    assert "uploader of its node died again and again" in failed.reason
+    assert "uploader process of its node ended several times in a row" in failed.reason
 
 
 def test_an_interrupt_while_a_failed_run_waits_for_storage_leaves_it_failed(

@@ -125,9 +125,9 @@ def attempt_of(ranks: int) -> Attempt:
 def test_a_barrier_opens_with_the_last_arrival_and_members_are_found_by_slot() -> None:
     attempt = attempt_of(RANKS)
     for rank in range(RANKS):
-        assert attempt.settled_collectives() == []
+        assert attempt.pop_finished_collectives() == []
         attempt.arrive(rank, Arrived(sync=1, kind="barrier"))
-    ((opened, members),) = attempt.settled_collectives()
+    ((opened, members),) = attempt.pop_finished_collectives()
     assert (opened.error, len(members)) == ("", RANKS)
     assert [attempt.by_slot(f"slot-{rank}") for rank in range(RANKS)] == attempt.members
     assert attempt.by_slot("another's") is None
@@ -137,7 +137,7 @@ def test_different_calls_of_many_ranks_are_told_in_a_few_words() -> None:
     attempt = attempt_of(RANKS)
     for rank in range(RANKS):
         attempt.arrive(rank, Arrived(sync=1, kind="barrier" if rank % 2 else "broadcast_from_rank_zero"))
-    ((opened, _),) = attempt.settled_collectives()
+    ((opened, _),) = attempt.pop_finished_collectives()
     assert "rank 1 called barrier()" in opened.error
     assert "rank 0 called broadcast_from_rank_zero()" in opened.error
     assert len(opened.error) < 1000

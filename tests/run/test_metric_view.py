@@ -225,7 +225,7 @@ def test_metrics_that_have_no_column_left_have_curves_by_the_name_they_were_repo
 def test_a_run_can_be_viewed_while_it_writes(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(metrics_store, "SEGMENT_POINTS", 50)
-        patch.setattr(metrics_store, "SPOOL_EVERY", 0.0)
+        patch.setattr(metrics_store, "SPOOL_INTERVAL_S", 0.0)
         patch.setattr(metric_segments, "BATCH_POINTS", 100)
         store = MetricsStore(storage, 1)
         try:

@@ -152,7 +152,7 @@ def test_old_points_become_a_segment_without_being_asked(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(metrics_store, "SEGMENT_SECONDS", 0.05)
+        patch.setattr(metrics_store, "SEGMENT_INTERVAL_S", 0.05)
         store = MetricsStore(storage, 1)
         try:
             store.add([point(1)])
@@ -168,7 +168,7 @@ def test_many_small_segments_become_few_while_the_run_goes_on(
     most = 0
     with monkeypatch.context() as patch:
         patch.setattr(metrics_store, "SEGMENT_POINTS", 2)
-        patch.setattr(metrics_store, "SPOOL_EVERY", 0.0)
+        patch.setattr(metrics_store, "SPOOL_INTERVAL_S", 0.0)
         store = MetricsStore(storage, 1)
         for row in range(0, 200, 2):
             store.add([point(row), point(row + 1)])
@@ -247,7 +247,7 @@ def test_a_full_disk_is_visible_and_nothing_is_lost_when_it_passes(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "powertrain"):
-        patch.setattr(metrics_store, "_RETRY_SECONDS", 0.01)
+        patch.setattr(metrics_store, "_RETRY_DELAY_S", 0.01)
         full = Full(storage, patch)
         store = MetricsStore(storage, 1)
         store.add([point(row) for row in range(10_000)])
@@ -263,7 +263,7 @@ def test_add_waits_when_storage_is_stuck_so_that_memory_stays_bounded(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(metrics_store, "_RETRY_SECONDS", 0.01)
+        patch.setattr(metrics_store, "_RETRY_DELAY_S", 0.01)
         patch.setattr(metrics_store, "BACKLOG_BYTES", 20_000)
         patch.setattr(metrics_store, "SEGMENT_POINTS", 100)
         full = Full(storage, patch)
@@ -655,7 +655,7 @@ def test_a_storage_that_goes_on_listing_what_is_gone_is_an_error_and_no_endless_
     listed = storage.list("metrics")
     storage.delete("metrics/0001-000001.arrow")
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "STALE_SECONDS", 0.05)
+        patch.setattr(reading, "STALE_TIMEOUT_S", 0.05)
         patch.setattr(type(storage), "list", lambda self, prefix: listed)
         with pytest.raises(StorageError, match="listings are up to date"):
             read_table(storage)

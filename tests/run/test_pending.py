@@ -1,4 +1,4 @@
-"""Which shares are carried, what is ready to be committed, and what yields: pure."""
+"""Which shares are uploaded, what is ready to be committed, and what yields: pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from powertrain.run.checkpoints.pending import (
     PendingCheckpoint,
-    next_to_carry,
+    next_to_upload,
     ready_to_commit,
-    shares_to_carry,
+    shares_to_upload,
     to_yield,
 )
-from powertrain.wire.from_worker import Carried
+from powertrain.wire.from_worker import ShareUploaded
 from powertrain.wire.values import CheckpointPart, FilePart
 
 names = st.sampled_from(["a", "b", "c", "d/e", "f/"])
@@ -36,10 +36,10 @@ def pending(
 
 
 @given(by_rank)
-def test_every_name_is_carried_once_by_the_lowest_rank_that_brought_it(
+def test_every_name_is_uploaded_once_by_the_lowest_rank_that_brought_it(
     brought: dict[int, CheckpointPart],
 ) -> None:
-    carried = shares_to_carry(brought)
+    uploading = shares_to_upload(brought)
     files = {
         name: min(r for r, part in brought.items() if any(f.name == name for f in part.files))
         for part in brought.values()
@@ -51,25 +51,25 @@ def test_every_name_is_carried_once_by_the_lowest_rank_that_brought_it(
         for rank, part in brought.items()
         if not part.pending
     }
-    assert carried == expected
+    assert uploading == expected
 
 
-def test_nothing_is_carried_where_the_user_has_put_the_files_himself() -> None:
+def test_nothing_is_uploaded_where_the_user_has_put_the_files_there() -> None:
     there = CheckpointPart(checkpoint="", files=[FilePart(name="a", size=1)], elsewhere="s3://b/c")
     staged = CheckpointPart(checkpoint="", files=[FilePart(name="b", size=1)], staged="/staged")
-    assert shares_to_carry({0: there, 1: staged}) == {1: []}
+    assert shares_to_upload({0: there, 1: staged}) == {1: []}
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), max_size=6))
-def test_only_the_oldest_is_carried_and_committed(states: list[tuple[bool, bool, bool]]) -> None:
+def test_only_the_oldest_is_uploaded_and_committed(states: list[tuple[bool, bool, bool]]) -> None:
     table = {
         (0, row): pending(row, awaited={0} if awaits else set(), committing=committing, ordered=ordered)
         for row, (ordered, awaits, committing) in enumerate(states, start=1)
     }
-    carried, ready = next_to_carry(table), ready_to_commit(table)
-    assert (carried is not None) == bool(states and not states[0][0])
+    uploading, ready = next_to_upload(table), ready_to_commit(table)
+    assert (uploading is not None) == bool(states and not states[0][0])
     assert (ready is not None) == (states[:1] == [(True, False, False)])
-    assert all(chosen.row == 1 for chosen in (carried, ready) if chosen is not None)
+    assert all(chosen.row == 1 for chosen in (uploading, ready) if chosen is not None)
 
 
 def test_the_oldest_that_is_not_being_committed_yields_to_a_newer_one() -> None:
@@ -82,7 +82,7 @@ def test_the_oldest_that_is_not_being_committed_yields_to_a_newer_one() -> None:
 
 def test_an_arrived_share_has_hashes_and_is_no_longer_awaited() -> None:
     checkpoint = pending(1, awaited={0})
-    checkpoint.arrived(Carried(attempt=0, row=1, rank=0, files=[FilePart(name="a", size=3, xxh3="ff")]))
+    checkpoint.arrived(ShareUploaded(attempt=0, row=1, rank=0, files=[FilePart(name="a", size=3, xxh3="ff")]))
     assert checkpoint.awaited == set()
     assert [file.xxh3 for file in checkpoint.merged().files] == ["ff"]
 
@@ -90,7 +90,7 @@ def test_an_arrived_share_has_hashes_and_is_no_longer_awaited() -> None:
 def test_a_share_that_the_users_function_uploaded_lies_where_it_says() -> None:
     checkpoint = pending(1, awaited={0})
     checkpoint.arrived(
-        Carried(attempt=0, row=1, rank=0, files=[FilePart(name="z", size=9)], elsewhere="s3://b/c")
+        ShareUploaded(attempt=0, row=1, rank=0, files=[FilePart(name="z", size=9)], elsewhere="s3://b/c")
     )
     merged = checkpoint.merged()
     assert merged.elsewhere == "s3://b/c"

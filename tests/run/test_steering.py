@@ -71,8 +71,8 @@ def sizes(run: Run) -> list[int]:
 
 
 @pytest.fixture
-def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "SETTLE_DELAY_S", 0.0)
+def _no_grow_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "GROW_DELAY_S", 0.0)
 
 
 def at_row(run: Run, row: int, act: Any) -> None:
@@ -207,7 +207,7 @@ def test_what_is_known_of_a_notice_is_the_same_on_every_rank_at_the_same_place(r
 # --------------------------------------------------------------------------- another number of workers
 
 
-@pytest.mark.usefixtures("_no_settling")
+@pytest.mark.usefixtures("_no_grow_delay")
 @pytest.mark.parametrize("asks", [True, False], ids=["loop that asks", "plain loop"])
 def test_a_run_grows_where_nothing_is_redone(run: Run, asks: bool) -> None:
     play = Elastic(steps=60, every=10, asks=asks, pace=0.002)
@@ -222,7 +222,7 @@ def test_a_run_grows_where_nothing_is_redone(run: Run, asks: bool) -> None:
     assert [event.world_size for event in run.watcher.all_of(ev.Resized)] == [3]
 
 
-@pytest.mark.usefixtures("_no_settling")
+@pytest.mark.usefixtures("_no_grow_delay")
 def test_a_run_that_never_commits_is_not_grown_and_says_so_once(run: Run) -> None:
     play = Elastic(steps=60, every=1000, pace=0.002)
     engine = with_capacity(play, 2)
@@ -232,7 +232,7 @@ def test_a_run_that_never_commits_is_not_grown_and_says_so_once(run: Run) -> Non
     assert len([text for text in run.watcher.warnings() if "has not committed a checkpoint yet" in text]) == 1
 
 
-@pytest.mark.usefixtures("_no_settling")
+@pytest.mark.usefixtures("_no_grow_delay")
 def test_ranks_that_do_not_report_together_are_let_go(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steering, "_TOGETHER_TIMEOUT_S", 0.1)
     monkeypatch.setattr(steering, "_RETRY_INTERVAL_S", 0.02)
@@ -475,7 +475,7 @@ def test_a_notice_during_the_back_off_ends_the_run(run: Run) -> None:
     assert time.monotonic() - began < 20.0
 
 
-@pytest.mark.usefixtures("_no_settling")
+@pytest.mark.usefixtures("_no_grow_delay")
 def test_a_loop_knows_that_a_resize_is_pending(run: Run) -> None:
     seen: dict[int, list[int]] = {0: [], 1: []}
 
@@ -495,7 +495,7 @@ def test_a_loop_knows_that_a_resize_is_pending(run: Run) -> None:
     assert set(seen[0]) == {0, 3}
 
 
-@pytest.mark.usefixtures("_no_settling")
+@pytest.mark.usefixtures("_no_grow_delay")
 def test_a_run_that_ends_while_it_is_to_be_resized_just_ends(run: Run) -> None:
     play = Elastic(steps=25, every=10, pace=0.002)
     engine = with_capacity(play, 2)
@@ -610,7 +610,7 @@ def test_a_second_signal_to_one_rank_ends_its_part_and_the_others_go_on(run: Run
     assert (outcome.state, sizes(run)) == ("finished", [2, 1])
 
 
-@pytest.mark.usefixtures("_no_settling")
+@pytest.mark.usefixtures("_no_grow_delay")
 def test_a_loop_that_looks_for_preemptions_only_loses_nothing_by_a_resize(run: Run) -> None:
     done: list[tuple[int, int]] = []
 
@@ -629,7 +629,7 @@ def test_a_loop_that_looks_for_preemptions_only_loses_nothing_by_a_resize(run: R
     assert [row for _, row in done] == list(range(1, 41)), "every row once"
 
 
-@pytest.mark.usefixtures("_no_settling")
+@pytest.mark.usefixtures("_no_grow_delay")
 def test_a_resize_that_is_put_off_while_a_rank_saves_leaves_nobody_waiting(
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
@@ -648,7 +648,7 @@ def test_a_resize_that_is_put_off_while_a_rank_saves_leaves_nobody_waiting(
     assert run.go(engine, 4, min_workers=1).state == "finished"
 
 
-@pytest.mark.usefixtures("_no_settling")
+@pytest.mark.usefixtures("_no_grow_delay")
 def test_a_rank_that_returns_does_not_call_off_a_resize_that_others_have_ended_for(run: Run) -> None:
     stopped = threading.Event()
 

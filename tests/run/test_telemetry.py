@@ -31,7 +31,7 @@ def recorded(count: int, path: str = "") -> bytes:
     recorder = Recorder(ring)
     for _ in range(count):
         recorder.reported()
-    recorder.settle()
+    recorder.process_marks()
     if path:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(ring)

@@ -141,10 +141,10 @@ class Player:
         row = int(spec.checkpoint.removeprefix("checkpoint_")[:6])
         self.log.append(("begins", row))
         self._before(played, row)
-        link = Link(spec.door, -1, 0)
+        link = Link(spec.connection, -1, 0)
         try:
             link.send([Validated(checkpoint=spec.checkpoint, metrics={"score": -row})], 0, 0)
-            while not link.settled:
+            while not link.is_acknowledged:
                 played.check()
                 link.poll(0.05)
         finally:

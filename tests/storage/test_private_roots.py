@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.other_user import OtherUser
 
-from powertrain.checkpoint.saver import Staging
+from powertrain.checkpoint.staging import Staging
 from powertrain.config.data import DataConfig
 from powertrain.data.loading import scratch
 from powertrain.engine.local import runtime_directories

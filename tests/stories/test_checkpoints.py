@@ -305,7 +305,7 @@ def journal_of(path: Path) -> list[Any]:
 
 
 def kill_the_uploader_then_save() -> None:
-    """Rank 0 ends the process that carries its shares, twice, right after it has handed one over."""
+    """Rank 0 ends the process that uploads its shares, twice, right after it has handed one over."""
     for number in range(3):
         with powertrain.checkpoint_dir() as directory:
             for part in range(20):

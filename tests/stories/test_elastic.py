@@ -159,7 +159,7 @@ def test_two_runs_share_what_the_machine_has(fits: Any, monkeypatch: pytest.Monk
     from powertrain import tasks
     from powertrain.run.scaling import policy
 
-    monkeypatch.setattr(policy, "SETTLE_DELAY_S", 0.2)
+    monkeypatch.setattr(policy, "GROW_DELAY_S", 0.2)
     tasks.init("local", resources={"seat": 3})
     try:
         need = {"CPU": 0, "seat": 1}

@@ -193,8 +193,8 @@ def test_an_error_whose_text_is_an_error_is_named_by_its_type(fits: Any, engine:
 @on("local", "inline", "ray")
 @pytest.mark.parametrize(
     ("part", "name"),
-    [("telemetry", "TelemetryWriter"), ("carriers", "Carriers"), ("steering", "Steering")],
-    ids=["telemetry", "carriers", "steering"],
+    [("telemetry", "TelemetryWriter"), ("uploaders", "Uploaders"), ("steering", "Steering")],
+    ids=["telemetry", "uploaders", "steering"],
 )
 def test_a_controller_that_cannot_be_made_is_an_error_and_leaves_nothing(
     stories: Any, engine: str, part: str, name: str

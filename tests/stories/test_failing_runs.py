@@ -62,7 +62,7 @@ def test_the_echo_in_a_rank_inside_a_collective_is_folded(fits: Any) -> None:
 ENDS = {
     "SIGKILL": (
         "signal",
-        "Rank 1 was killed by SIGKILL (killed from outside, which no process can catch).",
+        "Rank 1 was killed by SIGKILL (sent by another process or the system; it cannot be caught).",
     ),
     "segfault": ("signal", "Rank 1 was killed by SIGSEGV (segmentation fault"),
     "sys.exit(3)": ("exit", "Rank 1 raised SystemExit: 3"),

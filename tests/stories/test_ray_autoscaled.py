@@ -33,7 +33,7 @@ def fits(directory: Any, ray_autoscaled: RayAutoscaled) -> Iterator[Fits]:
 def test_an_elastic_run_has_nodes_added_up_to_its_largest_size(
     fits: Fits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "SETTLE_DELAY_S", 0.5)
+    monkeypatch.setattr(policy, "GROW_DELAY_S", 0.5)
     trainer = fits.trainer(
         clustered.reports_until_told, workers=(1, 3), name="grows", train_loop_config={"pace": 0.2}
     )

@@ -90,7 +90,7 @@ def trainer_of(fits: Any, loop: Callable[..., Any], workers: Any, **options: Any
 def test_an_elastic_run_goes_on_with_the_node_that_is_left_and_grows_when_one_joins(
     fits: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "SETTLE_DELAY_S", 0.5)
+    monkeypatch.setattr(policy, "GROW_DELAY_S", 0.5)
     rows = 1200  # enough to last until the cluster has handed over the slots of a new node
     given = powertrain.data.from_items([{"id": number} for number in range(rows)]).random_shuffle()
     trainer = trainer_of(
@@ -362,9 +362,9 @@ class OpenHub(Hub):
         self.made.append(self)
 
     def admit(self, *arguments: Any, **options: Any) -> ConnectionInfo:
-        door = super().admit(*arguments, **options)
-        self.admitted.add(door.keys.public)
-        return door
+        connection = super().admit(*arguments, **options)
+        self.admitted.add(connection.keys.public)
+        return connection
 
     def _receive(self, route: bytes, frame: Any) -> None:
         self.senders.add(str(frame.get("User-Id")).encode())
@@ -400,13 +400,13 @@ def intrude(first: OpenHub, second: OpenHub) -> None:
     strange = ConnectionInfo(endpoint=first.endpoint, hub_key=first.keys.public, keys=KeyPair.new())
     of_another = ConnectionInfo(endpoint=first.endpoint, hub_key=first.keys.public, keys=second.admit().keys)
     wrong_hub = ConnectionInfo(endpoint=first.endpoint, hub_key=second.keys.public, keys=KeyPair.new())
-    for door in (strange, of_another, wrong_hub):
-        link = Link(door, 0, 0)
+    for connection in (strange, of_another, wrong_hub):
+        link = Link(connection, 0, 0)
         link.send(message, 0, 0)
         deadline = time.monotonic() + 0.2
         while time.monotonic() < deadline:
             assert link.poll(0.05) == ([], set())
-        assert not link.settled
+        assert not link.is_acknowledged
         link.close()
     context = zmq.Context()
     plain = context.socket(zmq.DEALER)

@@ -3,7 +3,7 @@
 The storage is a real S3 server behind a proxy that can be told to misbehave. The run is in this process; its loop saves
 when it is told to, so that every fault comes at a known place of the story.
 
-The first plays on the cluster too, where other processes carry the files and every node has to prove that it sees the
+The first plays on the cluster too, where other processes upload the files and every node has to prove that it sees the
 bucket. The others look into the staging area or at what the controller makes of a fault: told on one machine.
 """
 

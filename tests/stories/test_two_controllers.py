@@ -1,6 +1,6 @@
 """Two drivers on one run, on a disk and in a bucket: only one at a time, and one that was taken over never commits.
 
-They play on this machine: who holds a run is settled between drivers and storage, before and without any engine. That
+They play on this machine: who holds a run is decided between drivers and storage, before and without any engine. That
 nodes which a driver of a cluster no longer hears end what they run is told in ``test_ray_nodes.py``.
 """
 

@@ -15,11 +15,11 @@ import cloudpickle
 import msgspec
 
 from powertrain.checkpoint import uploader
-from powertrain.checkpoint.saver import Staging
+from powertrain.checkpoint.staging import Staging
 from powertrain.engine.base import ProcessSpec, Slot
 from powertrain.errors import CollectiveError
 from powertrain.wire.envelope import FromController
-from powertrain.wire.from_controller import Carry, Dismissed, Drop, Execute, Preemption, Train
+from powertrain.wire.from_controller import Dismissed, Drop, Execute, Preemption, Train, UploadShare
 from powertrain.wire.from_worker import Arrived, Executed, Hello, Noticed, Outcome, Reached
 from powertrain.wire.values import CheckpointPart, Point, ProcessStack
 from powertrain.worker import failure
@@ -126,7 +126,7 @@ class ScriptedWorker:
         self._syncs = 0
         self._boundaries = Boundaries(self.gate, arrived=self._stands_at)
         self.service = Service(
-            self.spec.door,
+            self.spec.connection,
             place.rank,
             place.attempt,
             self.gate,
@@ -138,11 +138,11 @@ class ScriptedWorker:
         self._staging = Staging(
             place.saving.staging, place.attempt, place.rank, limit=place.saving.staging_bytes
         )
-        self._carrier = uploader.Carrier(
+        self._uploader = uploader.ShareUploader(
             lambda: pickle.loads(self.spec.storage), self.service.send_now, self.spec.sync_timeout
         )
-        self.service.on_carry = self._carry
-        self.service.on_settled = lambda settled: self._staging.settled(settled.row)
+        self.service.on_upload_order = self._handle_upload_order
+        self.service.on_share_freed = lambda message: self._staging.free_share(message.row)
 
     # -- for scripts
 
@@ -237,14 +237,14 @@ class ScriptedWorker:
                     return code
         finally:
             self.service.close()
-            self._carrier.close()
+            self._uploader.close()
             self._mark.close()
 
-    def _carry(self, order: Carry | Drop) -> None:
-        if isinstance(order, Carry):
-            self._carrier.carry(order)
+    def _handle_upload_order(self, order: UploadShare | Drop) -> None:
+        if isinstance(order, UploadShare):
+            self._uploader.upload(order)
         else:
-            self._carrier.drop(order)
+            self._uploader.drop(order)
 
     def _next_command(self) -> FromController:
         command = self.service.commands.get()

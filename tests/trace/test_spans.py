@@ -72,7 +72,7 @@ class Loop:
         self.recorder.optimizer_ended(key)
 
     def records(self) -> list[StepRecord]:
-        self.recorder.settle()
+        self.recorder.process_marks()
         first, data = self.recorder.drain(0)
         assert first == 0
         return [phases.unpack_from(data, at) for at in range(0, len(data), RECORD_SIZE)]
@@ -477,7 +477,7 @@ _PHASES = st.sampled_from([H2D, FORWARD, BACKWARD, COLLECTIVE, REPORT, marks.LEA
 _PARTS = st.one_of(
     st.tuples(st.just("within"), _PHASES),
     st.tuples(st.just("optimize"), st.integers(1, 2)),
-    st.tuples(st.sampled_from(["backward", "fetched", "spend", "settle"])),
+    st.tuples(st.sampled_from(["backward", "fetched", "spend", "process_marks"])),
     st.tuples(st.just("plain"), _CALLS),
 )
 _BODIES = st.lists(_PARTS, max_size=6).map(lambda parts: [("fetched",), *parts, ("optimize", 1)])
@@ -499,8 +499,8 @@ def play(loop: Loop, body: list[Any], milliseconds: int) -> None:
                 loop.spend(took)
         elif name == "plain":
             getattr(loop.recorder, arguments[0][0])(*arguments[0][1:])
-        elif name == "settle":
-            loop.recorder.settle()
+        elif name == "process_marks":
+            loop.recorder.process_marks()
         elif name == "spend":
             loop.spend(took)
         else:
@@ -530,7 +530,7 @@ def test_a_usual_step_is_not_looked_at_part_by_part(loop: Loop, monkeypatch: pyt
     body = [("fetched",), ("within", marks.LEARN), ("backward",), ("optimize", 1)]
     for _ in range(4):
         play(loop, body, 2)
-    loop.recorder.settle()
+    loop.recorder.process_marks()
 
     def is_looked_at(*_: Any) -> None:
         raise AssertionError
@@ -539,7 +539,7 @@ def test_a_usual_step_is_not_looked_at_part_by_part(loop: Loop, monkeypatch: pyt
     monkeypatch.setattr(steps, "_handlers", (is_looked_at,) * len(steps._handlers))
     for _ in range(4):
         play(loop, body, 2)
-    loop.recorder.settle()
+    loop.recorder.process_marks()
     assert loop.recorder.trouble == ""
     assert len(loop.records()) == 7
 
@@ -551,18 +551,18 @@ def test_whatever_is_called_over_and_over_little_is_noted_at_once(calls: list[An
     loop, stream = Loop(), Stream()
     if on_device:
         loop.recorder.time_on(lambda: DeviceTimer(lambda: Event(stream), Event.record))
-    for _ in range(2 * marks.SETTLE_AT // len(calls)):
+    for _ in range(2 * marks.MOST_MARKS // len(calls)):
         for name, *arguments in calls:
             getattr(loop.recorder, name)(*arguments)
-            assert len(loop.recorder.log) <= marks.SETTLE_AT + 16
+            assert len(loop.recorder.log) <= marks.MOST_MARKS + 16
     assert loop.recorder.trouble == ""
 
 
 @pytest.mark.parametrize("name", ["copies_pageable", "gradients_are_there", "batch", "begin_marked_step"])
 def test_what_comes_alone_is_not_kept_forever(loop: Loop, name: str) -> None:
-    for _ in range(2 * marks.SETTLE_AT):
+    for _ in range(2 * marks.MOST_MARKS):
         getattr(loop.recorder, name)()
-    assert len(loop.recorder.log) <= marks.SETTLE_AT + 16
+    assert len(loop.recorder.log) <= marks.MOST_MARKS + 16
 
 
 def test_a_loop_of_which_only_the_optimizer_is_known_gives_its_steps_as_they_come(loop: Loop) -> None:
@@ -702,11 +702,11 @@ def test_something_else_is_refused_as_a_ring() -> None:
 def test_a_drain_goes_on_where_the_last_one_ended(loop: Loop) -> None:
     for _ in range(5):
         loop.optimize(1)
-    loop.recorder.settle()
+    loop.recorder.process_marks()
     first, data = loop.recorder.drain(0)
     assert (first, len(data)) == (0, 4 * RECORD_SIZE)
     loop.optimize(1)
-    loop.recorder.settle()
+    loop.recorder.process_marks()
     assert loop.recorder.drain(4)[0] == 4
     assert len(loop.recorder.drain(4)[1]) == RECORD_SIZE
     assert loop.recorder.drain(5) == (5, b"")
@@ -764,7 +764,7 @@ def test_times_on_the_device_are_added_once_they_are_known(loop: Loop) -> None:
     device_step(loop, stream)
     loop.recorder.flush()
     assert loop.records() == [], "they wait for the device"
-    loop.recorder.settle()
+    loop.recorder.process_marks()
     final = phases.unpack_from(loop.recorder.drain(0, final=True)[1])
     assert final.flags == 0, "and are given without its times in the end"
     stream.done = len(stream.recorded) // 2 + 1
@@ -825,7 +825,7 @@ def test_events_are_used_again(loop: Loop) -> None:
     for _ in range(20):
         device_step(loop, stream)
         stream.done = len(stream.recorded)
-        loop.recorder.settle()
+        loop.recorder.process_marks()
         loop.recorder.drain(0)
     assert len(made) <= 3 * len(stream.recorded) / 20
 
@@ -978,7 +978,7 @@ def test_steps_that_were_not_timed_are_judged_as_those_that_were(loop: Loop) -> 
     """The thread runs ahead of the device and waits for it inside the step, whether it is timed or not."""
     import numpy as np
 
-    from powertrain.diagnosis.tables.settled import spent
+    from powertrain.diagnosis.tables.steady import spent
     from powertrain.diagnosis.tables.steps import RECORD, aligned
 
     stream = Stream()
@@ -1055,14 +1055,14 @@ def test_a_glance_from_another_thread_sees_the_phase_that_is_open(loop: Loop) ->
     def glance() -> None:
         seen.append(phases.NAMES[recorder.phase_now()])
 
-    for settles in (False, True):
+    for processes in (False, True):
         depth = recorder.enter(INPUT)
         glance()
         recorder.fetched(depth, 4)
         glance()
         depth = recorder.enter_forward(True)
-        if settles:
-            recorder.settle()
+        if processes:
+            recorder.process_marks()
         glance()
         recorder.leave(depth)
         recorder.optimizer_begins(1)
@@ -1098,7 +1098,7 @@ def test_what_a_signals_handler_notes_while_steps_are_made_is_kept(loop: Loop) -
 
     recorder._steps._handlers = (interrupted, *plain[1:])
     loop.within(INPUT, 2)
-    recorder.settle()
+    recorder.process_marks()
     loop.spend(5)
     recorder.leave(0)
     loop.optimize(1)
@@ -1110,7 +1110,7 @@ def test_a_fault_of_the_recorder_ends_recording_and_nothing_else() -> None:
     recorder = recording_recorder.Recorder()
     recorder.reported()
     recorder.note((10_000, 0))  # which nobody knows
-    recorder.settle()
+    recorder.process_marks()
     assert "IndexError" in recorder.trouble
     for _ in range(3):
         recorder.leave(recorder.enter(phases.FORWARD))
@@ -1170,11 +1170,11 @@ def steps_of_both_kinds(loop: Loop, marked: bool) -> None:
         with loop.recorder.phase(BACKWARD):
             loop.spend(1)
             loop.within(COLLECTIVE, 2)
-            loop.recorder.settle()
+            loop.recorder.process_marks()
         loop.optimize(4)
         if marked:
             loop.recorder.end_marked_step()
-    loop.recorder.settle()
+    loop.recorder.process_marks()
 
 
 @pytest.mark.parametrize("marked", [False, True])
@@ -1183,7 +1183,7 @@ def test_wherever_an_exception_of_the_users_comes_it_is_raised_and_recording_goe
     while not is_left:
         number += 1
         loop = Loop()
-        with At(number, "settle", interrupt) as at:
+        with At(number, "process_marks", interrupt) as at:
             try:
                 steps_of_both_kinds(loop, marked)
             except Interrupted:
@@ -1253,7 +1253,7 @@ def test_a_signal_that_ends_a_training_is_not_taken_for_a_fault(loop: Loop) -> N
     try:
         depth = recorder.enter(INPUT)
         with pytest.raises(TimeoutError, match="the epoch"):
-            recorder.settle()
+            recorder.process_marks()
     finally:
         signal.signal(signal.SIGUSR1, before)
     recorder.leave(depth)
@@ -1273,5 +1273,5 @@ def test_what_another_thread_raises_here_is_told_from_a_fault_by_its_class(loop:
         recorder._steps._handlers = (names["handler"], *recorder._steps._handlers[1:])
         recorder.enter(INPUT)
         with pytest.raises(Interrupted) if is_theirs else contextlib.nullcontext():
-            recorder.settle()
+            recorder.process_marks()
         assert bool(recorder.trouble) is not is_theirs

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import powertrain
+from powertrain.checkpoint.staging import CheckpointDirectory
 from powertrain.data.dataset import Dataset
 from powertrain.values import kept_pickles
+from powertrain.worker.session import Session
 
 #: By name, the pickles of the objects: configs, datasets of every source and operation, the arguments of a sweep.
 KEPT: dict[str, bytes] = pickle.loads((Path(__file__).parent / "earlier_layout" / "kept.pickle").read_bytes())
@@ -32,6 +35,19 @@ def test_configs_and_the_arguments_of_a_sweep_can_be_opened() -> None:
     tune = kept_pickles.loads(KEPT["tune"])
     assert tune["config"].metric == "loss"
     assert set(tune["space"]) == {"x", "y", "z"}
+
+
+def test_a_checkpoint_directory_in_a_return_value_of_an_earlier_version_is_still_its_path() -> None:
+    # As protocol 0 writes it: the class in the module it had, called with its one argument.
+    directory = kept_pickles.loads(b"cpowertrain.checkpoint.saver\nCheckpointDirectory\n(V/runs/open-1\ntR.")
+    assert isinstance(directory, CheckpointDirectory)
+    assert directory == "/runs/open-1"
+
+
+def test_functions_that_a_kept_training_function_calls_are_found_where_they_are_now() -> None:
+    assert kept_pickles.loads(b"cpowertrain.worker.session\nget_checkpoint\n.") is powertrain.get_checkpoint
+    assert kept_pickles.loads(b"cpowertrain.worker.session\nTrainContext\n.") is powertrain.TrainContext
+    assert kept_pickles.loads(b"cpowertrain.worker.session\nSession\n.") is Session
 
 
 def test_a_class_that_no_module_has_is_an_error() -> None:

@@ -89,9 +89,9 @@ class Ear:
 links: list[Link] = []
 
 
-def connect(door: ConnectionInfo, rank: int, attempt: int) -> Link:
+def connect(connection: ConnectionInfo, rank: int, attempt: int) -> Link:
     """A link that is closed after the test, however the test ends."""
-    link = Link(door, rank, attempt)
+    link = Link(connection, rank, attempt)
     links.append(link)
     return link
 
@@ -110,8 +110,8 @@ def pump(link: Link, until: Callable[[], bool]) -> list[FromController]:
     return commands
 
 
-def settle(link: Link) -> None:
-    pump(link, lambda: link.settled)
+def wait_acknowledged(link: Link) -> None:
+    pump(link, lambda: link.is_acknowledged)
 
 
 def envelope(number: int, rank: int = 0, **fields: Any) -> bytes:
@@ -131,16 +131,19 @@ def frame(number: int, body: bytes, ends: int = 1) -> bytes:
 class RawClient:
     """A socket with good keys that sends whatever a test likes."""
 
-    def __init__(self, door: ConnectionInfo, routing_id: bytes = b"") -> None:
+    def __init__(self, connection: ConnectionInfo, routing_id: bytes = b"") -> None:
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.linger = 0
         self.socket.setsockopt(zmq.RECONNECT_IVL, 10)
         if routing_id:
             self.socket.setsockopt(zmq.ROUTING_ID, routing_id)
-        self.socket.curve_serverkey = door.hub_key
-        self.socket.curve_publickey, self.socket.curve_secretkey = door.keys.public, door.keys.secret
-        self.socket.connect(door.endpoint)
+        self.socket.curve_serverkey = connection.hub_key
+        self.socket.curve_publickey, self.socket.curve_secretkey = (
+            connection.keys.public,
+            connection.keys.secret,
+        )
+        self.socket.connect(connection.endpoint)
 
     def __enter__(self) -> RawClient:
         return self

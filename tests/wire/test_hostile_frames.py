@@ -25,7 +25,16 @@ from powertrain.wire.envelope import Envelope, FromController, FromWorker
 from powertrain.wire.frames import Gathering
 from powertrain.wire.from_controller import MessageRefused, Train
 from powertrain.wire.from_node import ProcessEnded
-from powertrain.wire.from_worker import Arrived, Beat, Carried, Executed, Hello, Noted, Outcome, Telemetry
+from powertrain.wire.from_worker import (
+    Arrived,
+    Beat,
+    Executed,
+    Hello,
+    Noted,
+    Outcome,
+    ShareUploaded,
+    Telemetry,
+)
 from powertrain.wire.keys import ConnectionInfo, KeyPair, Received
 from powertrain.wire.values import ErrorReport, FilePart, Point
 
@@ -52,15 +61,15 @@ class Honest:
 
     def __init__(self, ear: Ear) -> None:
         self._ear = ear
-        door = ear.hub.admit()
-        self._key = door.keys.public
-        self._link = connect(door, 3, 0)
+        connection = ear.hub.admit()
+        self._key = connection.keys.public
+        self._link = connect(connection, 3, 0)
         self.said = 0
 
     def goes_on(self) -> None:
         self.said += 1
         self._link.send(note(str(self.said)), 0, 0)
-        pump(self._link, lambda: self._link.settled)
+        pump(self._link, lambda: self._link.is_acknowledged)
         assert self._ear.hub.is_alive
         assert self._heard() == [str(number + 1) for number in range(self.said)]
 
@@ -87,7 +96,7 @@ MESSAGES: list[FromWorker] = [
     Arrived(sync=1, kind="barrier", data=b"x" * 20),
     Executed(call=1, error=ErrorReport(type="E", message="m", traceback="t")),
     Outcome(status="returned", value=b"\x80\x04N."),
-    Carried(attempt=0, row=1, rank=0, files=[FilePart(name="a", size=3)]),
+    ShareUploaded(attempt=0, row=1, rank=0, files=[FilePart(name="a", size=3)]),
     ProcessEnded(id="1", pid=2, code=-9, sealed=[POINT]),
 ]
 VALID = st.builds(
@@ -130,14 +139,14 @@ def test_whatever_a_known_key_sends_the_hub_lives_and_honest_words_arrive(ear: E
     @example([[frame(1, b"\x91", ends=0)], [envelope(1)], [envelope(2)]])
     def sends(flood: list[list[bytes]]) -> None:
         told = len(ear.rejected)
-        door = ear.hub.admit()
-        with RawClient(door) as client:
+        connection = ear.hub.admit()
+        with RawClient(connection) as client:
             for frames in flood:
                 client.socket.send_multipart(frames)
-            end = frame(2**64 - 1, door.keys.public)  # too early for ever, so it is never taken
+            end = frame(2**64 - 1, connection.keys.public)  # too early for ever, so it is never taken
             client.socket.send(end)
             ear.wait_until(lambda: end in ear.done)
-        numbers = [r.number for r in ear.received if r.sender == door.keys.public]
+        numbers = [r.number for r in ear.received if r.sender == connection.keys.public]
         assert numbers == sorted(set(numbers))
         assert len(ear.rejected) - told <= 1
         honest.goes_on()
@@ -210,14 +219,14 @@ def test_who_refuses_is_told_the_key_and_can_still_answer(directory: str) -> Non
     refused: list[tuple[bytes, str]] = []
     ear = Ear(directory, refused=lambda key, problem: refused.append((key, problem)))
     try:
-        door = ear.hub.admit(speaks_as=(1, 0))
-        with RawClient(door) as client:
+        connection = ear.hub.admit(speaks_as=(1, 0))
+        with RawClient(connection) as client:
             client.socket.send(OUT_OF_RANGE["a number that is none"])
-            ear.hub.send(door.keys.public, MessageRefused(reason="why"))
+            ear.hub.send(connection.keys.public, MessageRefused(reason="why"))
             assert client.socket.poll(int(PATIENCE * 1000))
             command = msgspec.msgpack.decode(client.socket.recv()[HEADER:], type=FromController)
         assert command == MessageRefused(reason="why")
-        assert [key for key, _ in refused] == [door.keys.public]
+        assert [key for key, _ in refused] == [connection.keys.public]
         assert "Expected `int`, got `bool` - at `$.row`" in refused[0][1]
         assert ear.rejected == []
     finally:
@@ -286,16 +295,16 @@ def test_a_batch_that_cannot_be_dealt_with_ends_neither_the_hub_nor_the_others(
 
 
 def test_who_takes_the_address_of_another_gets_nothing_that_is_for_the_other(ear: Ear) -> None:
-    door = ear.hub.admit()
-    victim = connect(door, 0, 0)
+    connection = ear.hub.admit()
+    victim = connect(connection, 0, 0)
     victim.send(note("here"), 0, 0)
-    pump(victim, lambda: victim.settled)
-    route = ear.hub._peers[door.keys.public].route
+    pump(victim, lambda: victim.is_acknowledged)
+    route = ear.hub._peers[connection.keys.public].route
     assert route is not None
     with RawClient(ear.hub.admit(), routing_id=route) as thief:
         thief.socket.send(envelope(1))
         assert not thief.socket.poll(100)
-        ear.hub.send(door.keys.public, Train())
+        ear.hub.send(connection.keys.public, Train())
         assert victim.poll(PATIENCE)[0] == [Train()]
         assert not thief.socket.poll(0)
 
@@ -353,16 +362,16 @@ def test_a_link_that_is_not_let_in_stands_in_nobodys_way(ear: Ear) -> None:
         link.send(note("let me in"), 0, 0)
     link.RESEND_INTERVAL_S = 0.0
     pump(link, lambda: link.silence > 0.05)
-    assert not link.settled
+    assert not link.is_acknowledged
     assert ear.done == []
 
 
 def test_nothing_of_one_who_was_expelled_is_decoded(ear: Ear, decoded: list[bytes]) -> None:
-    door = ear.hub.admit()
-    with RawClient(door) as client:
+    connection = ear.hub.admit()
+    with RawClient(connection) as client:
         client.socket.send(envelope(1))
         ear.wait_until(lambda: bool(ear.received))
-        ear.hub.expel(door.keys.public)
+        ear.hub.expel(connection.keys.public)
         sent = [envelope(2), b"garbage"]
         for data in sent:
             client.socket.send(data)
@@ -456,15 +465,15 @@ client.close()
 def test_a_known_worker_that_sends_too_much_at_once_is_hung_up_on_before_it_is_stored(
     ear: Ear, honest: Honest
 ) -> None:
-    door = ear.hub.admit()
-    keys = [key.decode() for key in (door.hub_key, door.keys.public, door.keys.secret)]
+    connection = ear.hub.admit()
+    keys = [key.decode() for key in (connection.hub_key, connection.keys.public, connection.keys.secret)]
 
     def sends() -> None:
-        command = [sys.executable, "-c", SENDS_TOO_MUCH, door.endpoint, *keys, envelope(1).hex()]
+        command = [sys.executable, "-c", SENDS_TOO_MUCH, connection.endpoint, *keys, envelope(1).hex()]
         subprocess.run(command, check=True, timeout=20)
 
     assert _grown(sends) < 32 * MIB
-    assert [r.number for r in ear.received if r.sender == door.keys.public] == [1]
+    assert [r.number for r in ear.received if r.sender == connection.keys.public] == [1]
     honest.goes_on()
 
 
@@ -472,7 +481,7 @@ def test_the_longest_frame_that_a_link_sends_is_let_in(ear: Ear) -> None:
     link = connect(ear.hub.admit(), 0, 0)
     value = b"v" * (3 * limits.FRAME_LIMIT)
     link.send([Outcome(status="returned", value=value)], 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert max(len(data) for data in ear.done) == HEADER + limits.FRAME_LIMIT
     (outcome,) = ear.received[0].envelope.messages
     assert isinstance(outcome, Outcome)

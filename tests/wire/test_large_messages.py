@@ -72,7 +72,7 @@ def test_messages_of_any_length_arrive_once_and_in_order(ear: Ear) -> None:
     for call, value in enumerate(values):
         pump(link, lambda: link.room > 0)
         link.send([Executed(call=call, value=value)], 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert arrived(ear) == [Executed(call=call, value=value) for call, value in enumerate(values)]
     assert max(len(data) for data in ear.done) == HEADER + FRAME
 
@@ -85,24 +85,24 @@ def test_there_is_no_room_for_more_while_a_long_message_is_under_way(ear: Ear) -
     link.send([Executed(call=1, value=bytes(6 * FRAME))], 0, 0)
     assert link.room == 0
     ear.reads.set()
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert link.room == 3
 
 
 def test_a_long_message_survives_the_loss_of_its_connection(ear: Ear) -> None:
-    door = ear.hub.admit()
-    link = connect(door, 0, 0)
+    connection = ear.hub.admit()
+    link = connect(connection, 0, 0)
     link.RESEND_INTERVAL_S = 0.02
     ear.acknowledges = False  # so that what comes after the first batch is taken and not acknowledged
     link.send(note("first"), 0, 0)
     value = bytes(range(256)) * 28
     link.send([Executed(call=1, value=value)], 0, 0)
     ear.wait_until(lambda: len(ear.done) > 3)
-    link._socket.disconnect(door.endpoint)
-    link._socket.connect(door.endpoint)
+    link._socket.disconnect(connection.endpoint)
+    link._socket.connect(connection.endpoint)
     ear.acknowledges = True
     ear.hub.acknowledge(ear.received[0])
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert arrived(ear) == [Noted(message="first"), Executed(call=1, value=value)]
 
 
@@ -121,31 +121,31 @@ def test_pieces_are_not_acknowledged_before_what_was_sent_before_them(ear: Ear) 
 
 
 def test_long_commands_arrive_in_order_also_over_a_new_connection(ear: Ear) -> None:
-    door = ear.hub.admit()
+    connection = ear.hub.admit()
     sent: list[FromController] = [
         Execute(call=1, function=bytes(5 * FRAME)),
         Train(),
         Execute(call=2, function=b"f" * 3 * FRAME),
     ]
     for command in sent:
-        ear.hub.send(door.keys.public, command)
-    link = connect(door, 0, 0)
+        ear.hub.send(connection.keys.public, command)
+    link = connect(connection, 0, 0)
     link.send(note("here"), 0, 0)
     got: list[FromController] = []
     while not got:
         got += link.poll(1.0)[0]
-    link._socket.disconnect(door.endpoint)
-    link._socket.connect(door.endpoint)
+    link._socket.disconnect(connection.endpoint)
+    link._socket.connect(connection.endpoint)
     link.RESEND_INTERVAL_S = 0.02
     link.send(note("again"), 0, 0)
-    got += pump(link, lambda: link.settled)
+    got += pump(link, lambda: link.is_acknowledged)
     while len(got) < 3:
         got += link.poll(1.0)[0]
     assert got == sent
     link.send(note("heard"), 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert ear.received[-1].envelope.heard == 6 + 1 + 4
-    assert not ear.hub._peers[door.keys.public].unheard
+    assert not ear.hub._peers[connection.keys.public].unheard
 
 
 # --------------------------------------------------------------------------- too large at the sender
@@ -155,9 +155,9 @@ def shortened(ear: Ear, message: FromWorker) -> list[FromWorker]:
     """What arrives of a message, between two that fit."""
     link = connect(ear.hub.admit(), 0, 0)
     link.send([Noted(message="before"), message, Noted(message="after")], 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     link.send(note("later"), 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     first, *between, after, later = arrived(ear)
     assert [first, after, later] == [Noted(message=text) for text in ("before", "after", "later")]
     assert ear.rejected == []
@@ -206,7 +206,7 @@ def test_what_somebody_waits_for_and_is_too_large_is_an_error_at_once(ear: Ear) 
     with pytest.raises(WireError, match=r"to send to the run \(Arrived\) comes to 0\.00"):
         link.send([Arrived(sync=1, kind="broadcast_from_rank_zero", data=bytes(LARGEST))], 0, 0)
     link.send(note("still here"), 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert ear.notes() == ["still here"]
 
 
@@ -220,18 +220,18 @@ def test_messages_that_are_too_large_only_together_go_in_several_batches(ear: Ea
     link = connect(ear.hub.admit(), 0, 0)
     points: list[FromWorker] = [Point(row=row, at=0.0, metrics={"text": "x" * 1000}) for row in range(1, 40)]
     link.send(points, boundary=39, row=39)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert arrived(ear) == points
     assert len(ear.received) > 4
     assert {r.envelope.row for r in ear.received} == {39}
 
 
 def test_a_command_that_is_too_large_is_an_error_of_its_sender_only(ear: Ear) -> None:
-    door = ear.hub.admit()
+    connection = ear.hub.admit()
     with pytest.raises(EngineError, match=r"sent 0\.0157 MiB at once \(Execute\), and at most 0\.00781 MiB"):
-        ear.hub.send(door.keys.public, Execute(call=1, function=bytes(2 * LARGEST)))
-    ear.hub.send(door.keys.public, Train())
-    link = connect(door, 0, 0)
+        ear.hub.send(connection.keys.public, Execute(call=1, function=bytes(2 * LARGEST)))
+    ear.hub.send(connection.keys.public, Train())
+    link = connect(connection, 0, 0)
     link.send(note("here"), 0, 0)
     got: list[FromController] = []
     while not got:
@@ -247,9 +247,9 @@ def test_what_rank_zero_could_bring_can_be_passed_on(ear: Ear) -> None:
 
 
 def test_words_that_msgpack_cannot_hold_are_made_plain_in_commands_too(ear: Ear) -> None:
-    door = ear.hub.admit()
-    ear.hub.send(door.keys.public, CheckpointSettled(row=1, error="no such file: \udcff"))
-    link = connect(door, 0, 0)
+    connection = ear.hub.admit()
+    ear.hub.send(connection.keys.public, CheckpointSettled(row=1, error="no such file: \udcff"))
+    link = connect(connection, 0, 0)
     link.send(note("here"), 0, 0)
     got: list[FromController] = []
     while not got:
@@ -261,13 +261,13 @@ def test_words_that_msgpack_cannot_hold_are_made_plain_in_commands_too(ear: Ear)
 
 
 def test_a_message_in_too_many_pieces_is_refused_and_forgotten(ear: Ear) -> None:
-    door = ear.hub.admit()
-    with RawClient(door) as client:
+    connection = ear.hub.admit()
+    with RawClient(connection) as client:
         pieces = LARGEST // FRAME
         for number in range(1, pieces + 2):
             client.socket.send(frame(number, bytes(FRAME), ends=0))
         ear.wait_until(lambda: bool(ear.rejected))
-        peer = ear.hub._peers[door.keys.public]
+        peer = ear.hub._peers[connection.keys.public]
         assert (peer.seen, peer.acknowledged, peer.gathering.first) == (pieces, pieces, 0)
         client.socket.send(envelope(pieces + 1))
         ear.wait_until(lambda: envelope(pieces + 1) in ear.done)

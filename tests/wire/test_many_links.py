@@ -37,8 +37,10 @@ class Crowd:
             directory=directory,
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.doors = [self.hub.admit(speaks_as=(rank, 0)) for rank in range(links)]
-        self.links = [Link(door, rank, 0, self._context) for rank, door in enumerate(self.doors)]
+        self.connections = [self.hub.admit(speaks_as=(rank, 0)) for rank in range(links)]
+        self.links = [
+            Link(connection, rank, 0, self._context) for rank, connection in enumerate(self.connections)
+        ]
 
     def _delivered(self) -> None:
         with self._changed:
@@ -90,10 +92,10 @@ def test_what_hundreds_of_links_say_comes_once_in_order_and_is_acknowledged(crow
     assert said == {rank: ["0", "1", "2"] for rank in range(LINKS)}
     for link in crowd.links:
         for _ in range(int(PATIENCE / 0.05)):
-            if link.settled:
+            if link.is_acknowledged:
                 break
             link.poll(0.05)
-        assert link.settled
+        assert link.is_acknowledged
     assert crowd.hub.count_connected() == LINKS
 
 
@@ -111,13 +113,13 @@ def test_the_end_of_one_connection_among_hundreds_is_noticed_and_its_return_too(
         crowd.hub.acknowledge(received)
     crowd.links[7].close()
     crowd.wait_for_partings(1)
-    assert crowd.parted == [crowd.doors[7].keys.public]
+    assert crowd.parted == [crowd.connections[7].keys.public]
     assert crowd.hub.count_connected() == LINKS - 1
-    crowd.links[7] = Link(crowd.doors[7], 7, 0, crowd._context)
+    crowd.links[7] = Link(crowd.connections[7], 7, 0, crowd._context)
     # Its number was seen already: it brings nothing new, but says that somebody is there.
     crowd.links[7].send([Noted(message="again")], 0, 0)
     for _ in range(int(PATIENCE / 0.05)):
-        if crowd.links[7].settled:
+        if crowd.links[7].is_acknowledged:
             break
         crowd.links[7].poll(0.05)
     assert crowd.hub.count_connected() == LINKS
@@ -131,7 +133,7 @@ def test_the_ends_of_many_connections_are_told_once_each(crowd: Crowd) -> None:
     for link in closed:
         link.close()
     crowd.wait_for_partings(100)
-    assert Counter(crowd.parted) == Counter(door.keys.public for door in crowd.doors[:100])
+    assert Counter(crowd.parted) == Counter(connection.keys.public for connection in crowd.connections[:100])
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 64, 399, 400, 2048, 10_000])

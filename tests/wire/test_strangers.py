@@ -33,8 +33,8 @@ def deliver(received):
     heard.append(received.envelope.rank)
     hub.acknowledge(received)
 hub = Hub("127.0.0.1", deliver, told.append)
-doors = [hub.admit(speaks_as=(rank, 0)) for rank in range({RANKS})]
-keys = [[door.keys.public.decode(), door.keys.secret.decode()] for door in doors]
+connections = [hub.admit(speaks_as=(rank, 0)) for rank in range({RANKS})]
+keys = [[connection.keys.public.decode(), connection.keys.secret.decode()] for connection in connections]
 print(json.dumps({{"endpoint": hub.endpoint, "key": hub.keys.public.decode(), "keys": keys}}), flush=True)
 asked, refused, most = threading.Event(), 0, 0
 def wait():
@@ -92,18 +92,20 @@ def test_five_thousand_idle_connections_use_up_no_files_and_keep_no_rank_out() -
     if hard != resource.RLIM_INFINITY and hard < STRANGERS + 200:
         pytest.skip(f"this user may open only {hard} files")
     with running(LISTENS) as (told_by_hub, to_hub):
-        door = json.loads(told_by_hub())
-        with running(HOLDS, door["endpoint"].rpartition(":")[2]) as (told_by_stranger, _):
+        connection = json.loads(told_by_hub())
+        with running(HOLDS, connection["endpoint"].rpartition(":")[2]) as (told_by_stranger, _):
             assert told_by_stranger() == "holding"
-            for rank, (public, secret) in enumerate(door["keys"]):
+            for rank, (public, secret) in enumerate(connection["keys"]):
                 keys = KeyPair(public.encode(), secret.encode())
                 link = connect(
-                    ConnectionInfo(endpoint=door["endpoint"], hub_key=door["key"].encode(), keys=keys),
+                    ConnectionInfo(
+                        endpoint=connection["endpoint"], hub_key=connection["key"].encode(), keys=keys
+                    ),
                     rank,
                     0,
                 )
                 link.send(note("here"), 0, 0)
-                pump(link, lambda link=link: link.settled)  # type: ignore[misc]
+                pump(link, lambda link=link: link.is_acknowledged)  # type: ignore[misc]
             to_hub.write("\n")
             to_hub.flush()
             seen = json.loads(told_by_hub())
@@ -113,7 +115,7 @@ def test_five_thousand_idle_connections_use_up_no_files_and_keep_no_rank_out() -
     # ZeroMQ accepts no more before the events of those that it has accepted are read.
     assert seen["most"] <= hub.MOST_UNPROVEN + RANKS + hub._EVENTS_AHEAD + OTHERS, seen
     (line,) = seen["told"]
-    assert f"More than {hub.MOST_UNPROVEN} connections to {door['endpoint']} have not proved" in line
+    assert f"More than {hub.MOST_UNPROVEN} connections to {connection['endpoint']} have not proved" in line
 
 
 def test_a_stranger_that_says_nothing_is_hung_up_on_in_time(
@@ -139,7 +141,7 @@ def test_workers_that_come_all_at_once_are_no_flood(directory: str, monkeypatch:
         for link in links:
             link.send(note("here"), 0, 0)
         for link in links:
-            pump(link, lambda link=link: link.settled)  # type: ignore[misc]
+            pump(link, lambda link=link: link.is_acknowledged)  # type: ignore[misc]
         assert ear.rejected == []
     finally:
         ear.hub.close()

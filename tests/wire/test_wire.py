@@ -19,7 +19,18 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.examples import scaled
-from tests.wire.ears import HEADER, PATIENCE, Ear, RawClient, connect, envelope, frame, note, pump, settle
+from tests.wire.ears import (
+    HEADER,
+    PATIENCE,
+    Ear,
+    RawClient,
+    connect,
+    envelope,
+    frame,
+    note,
+    pump,
+    wait_acknowledged,
+)
 
 from powertrain.errors import WireError
 from powertrain.wire import frames
@@ -45,7 +56,7 @@ def test_a_link_with_an_unknown_key_is_never_heard(ear: Ear) -> None:
             friend.send(note(f"friend {number}"), 0, 0)
         ear.wait_until(lambda: len(ear.notes()) == 5)
         assert ear.notes() == [f"friend {number}" for number in range(5)]
-        assert not stranger.settled
+        assert not stranger.is_acknowledged
     finally:
         stranger.close()
         friend.close()
@@ -68,11 +79,11 @@ def test_a_socket_without_encryption_is_never_heard(ear: Ear) -> None:
 
 
 def test_a_sender_is_known_by_its_key_whatever_its_envelope_claims(ear: Ear) -> None:
-    door, other = ear.hub.admit(), ear.hub.admit()
-    with RawClient(door) as client:
+    connection, other = ear.hub.admit(), ear.hub.admit()
+    with RawClient(connection) as client:
         client.socket.send(envelope(1, rank=7))
         ear.wait_until(lambda: bool(ear.received))
-    assert ear.received[0].sender == door.keys.public != other.keys.public
+    assert ear.received[0].sender == connection.keys.public != other.keys.public
     assert ear.received[0].envelope.rank == 7
 
 
@@ -82,15 +93,15 @@ def test_a_message_with_a_forged_number_does_not_silence_another_sender(ear: Ear
         client.socket.send(envelope(1))
         link.send(note("mine"), 0, 0)
         ear.wait_until(lambda: len(ear.received) == 2)
-        pump(link, lambda: link.settled)
+        pump(link, lambda: link.is_acknowledged)
     link.close()
 
 
 def test_the_controller_may_admit_a_key_that_was_made_elsewhere(ear: Ear) -> None:
     keys = KeyPair.new()
-    door = ear.hub.admit(keys.public)
-    assert door.keys.secret == b""
-    link = connect(ConnectionInfo(endpoint=door.endpoint, hub_key=door.hub_key, keys=keys), 0, 0)
+    connection = ear.hub.admit(keys.public)
+    assert connection.keys.secret == b""
+    link = connect(ConnectionInfo(endpoint=connection.endpoint, hub_key=connection.hub_key, keys=keys), 0, 0)
     link.send(note("own key"), 0, 0)
     ear.wait_until(lambda: ear.notes() == ["own key"])
     link.close()
@@ -158,7 +169,7 @@ def test_messages_arrive_in_order_with_where_the_rank_stands(ear: Ear) -> None:
             link.send(note(str(sent)), boundary=sent, row=2 * sent, extras={"n": sent})
         else:
             link.poll(0.02)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert ear.notes() == [str(number) for number in range(1, 101)]
     last = ear.received[-1].envelope
     assert (last.rank, last.attempt, last.boundary, last.row, last.extras) == (3, 2, 100, 200, {"n": 100})
@@ -193,7 +204,7 @@ def test_nothing_is_lost_while_the_hub_reads_slowly(ear: Ear) -> None:
     link.poll(0.05)
     assert link.room == 0
     ear.reads.set()
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert ear.notes() == [str(number) for number in range(link.WINDOW)]
     link.close()
 
@@ -207,10 +218,10 @@ def test_what_is_not_acknowledged_is_sent_again_and_delivered_once(ear: Ear) -> 
     for _ in range(5):  # each poll sends all of it again
         link.poll(0.002)
     ear.reads.set()
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     link.RESEND_INTERVAL_S = 60.0
     link.send(note("last"), 0, 0)
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     assert ear.notes() == ["0", "1", "2", "last"]
     link.close()
 
@@ -231,9 +242,9 @@ def test_a_batch_is_acknowledged_when_it_has_been_dealt_with_and_not_before(ear:
     link.send(note("one"), 0, 0)
     ear.wait_until(lambda: bool(ear.received))
     link.poll(0.02)
-    assert not link.settled
+    assert not link.is_acknowledged
     ear.hub.acknowledge(ear.received[0])
-    pump(link, lambda: link.settled)
+    pump(link, lambda: link.is_acknowledged)
     link.close()
 
 
@@ -250,14 +261,14 @@ def test_a_batch_that_got_lost_on_the_way_is_not_passed_over(ear: Ear) -> None:
 
 
 def test_commands_arrive_in_order_also_those_sent_before_the_worker_came(ear: Ear) -> None:
-    door = ear.hub.admit()
-    ear.hub.send(door.keys.public, Train())
-    ear.hub.send(door.keys.public, Hold(hold=1))
-    link = connect(door, 0, 0)
+    connection = ear.hub.admit()
+    ear.hub.send(connection.keys.public, Train())
+    ear.hub.send(connection.keys.public, Hold(hold=1))
+    link = connect(connection, 0, 0)
     link.send(note("here"), 0, 0)
     got: list[FromController] = []
     for number in range(50):
-        ear.hub.send(door.keys.public, RowClosed(row=number))
+        ear.hub.send(connection.keys.public, RowClosed(row=number))
     deadline = time.monotonic() + PATIENCE
     while len(got) < 52 and time.monotonic() < deadline:
         got += link.poll(0.02)[0]
@@ -266,13 +277,13 @@ def test_commands_arrive_in_order_also_those_sent_before_the_worker_came(ear: Ea
 
 
 def test_a_command_reaches_only_the_worker_it_is_for(ear: Ear) -> None:
-    doors = [ear.hub.admit(), ear.hub.admit()]
-    links = [connect(door, rank, 0) for rank, door in enumerate(doors)]
+    connections = [ear.hub.admit(), ear.hub.admit()]
+    links = [connect(connection, rank, 0) for rank, connection in enumerate(connections)]
     for link in links:
         link.send(note("here"), 0, 0)
-        settle(link)
-    ear.hub.send(doors[1].keys.public, Train())
-    ear.hub.send(doors[0].keys.public, Hold(hold=1))
+        wait_acknowledged(link)
+    ear.hub.send(connections[1].keys.public, Train())
+    ear.hub.send(connections[0].keys.public, Hold(hold=1))
     assert [link.poll(PATIENCE)[0] for link in links] == [[Hold(hold=1)], [Train()]]
     for link in links:
         link.close()
@@ -280,11 +291,11 @@ def test_a_command_reaches_only_the_worker_it_is_for(ear: Ear) -> None:
 
 def test_what_was_sent_before_the_hub_closes_still_arrives(directory: str) -> None:
     ear = Ear(directory)
-    door = ear.hub.admit()
-    link = connect(door, 0, 0)
+    connection = ear.hub.admit()
+    link = connect(connection, 0, 0)
     link.send(note("here"), 0, 0)
-    pump(link, lambda: link.settled)
-    ear.hub.send(door.keys.public, Dismissed(summary={"rows": 3}))
+    pump(link, lambda: link.is_acknowledged)
+    ear.hub.send(connection.keys.public, Dismissed(summary={"rows": 3}))
     ear.hub.close()
     assert link.poll(PATIENCE)[0] == [Dismissed(summary={"rows": 3})]
     link.close()
@@ -309,13 +320,13 @@ def test_a_poll_ends_when_it_is_woken_or_a_watched_descriptor_is_ready(ear: Ear)
 @pytest.mark.parametrize("side", ["hub", "link"])
 def test_what_is_done_after_closing_touches_nobody_elses_descriptor(directory: str, side: str) -> None:
     ear = Ear(directory)
-    door = ear.hub.admit()
-    link = connect(door, 0, 0)
+    connection = ear.hub.admit()
+    link = connect(connection, 0, 0)
     link.close()
     ear.hub.close()
     files = [tempfile.TemporaryFile() for _ in range(12)]  # noqa: SIM115 - they take the numbers that have become free
     if side == "hub":
-        ear.hub.send(door.keys.public, Train())
+        ear.hub.send(connection.keys.public, Train())
         ear.hub.close()
     else:
         link.wake()
@@ -366,17 +377,17 @@ def test_an_address_makes_it_listen_on_tcp_there_and_nowhere_else(directory: str
 
 
 def test_a_command_lost_with_its_connection_comes_again_and_only_once(ear: Ear) -> None:
-    door = ear.hub.admit()
-    link = Link(door, 0, 0)
+    connection = ear.hub.admit()
+    link = Link(connection, 0, 0)
     link.send(note("first"), 0, 0)
-    pump(link, lambda: link.settled)
-    link._socket.disconnect(door.endpoint)
-    ear.hub.send(door.keys.public, Train())
-    link._socket.connect(door.endpoint)
+    pump(link, lambda: link.is_acknowledged)
+    link._socket.disconnect(connection.endpoint)
+    ear.hub.send(connection.keys.public, Train())
+    link._socket.connect(connection.endpoint)
     link.send(note("here again"), 0, 0)
-    got = pump(link, lambda: link.settled)
+    got = pump(link, lambda: link.is_acknowledged)
     link.send(note("heard"), 0, 0)
-    got += pump(link, lambda: link.settled)
+    got += pump(link, lambda: link.is_acknowledged)
     assert got == [Train()]
     assert ear.received[-1].envelope.heard == 1
     link.close()

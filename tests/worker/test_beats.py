@@ -33,7 +33,7 @@ class Listener:
         self._said: list[Any] = []
         self._changed = threading.Condition()
         self.hub = Hub("ipc", self._deliver, directory=directory)
-        self.door = self.hub.admit()
+        self.connection = self.hub.admit()
 
     def _deliver(self, received: Received) -> None:
         self.hub.acknowledge(received)
@@ -68,7 +68,7 @@ def progress() -> Progress:
 @pytest.fixture
 def service(listener: Listener, progress: Progress, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setattr(service_module, "_BEAT_INTERVAL_S", 0.02)
-    service = Service(listener.door, 3, 0, Gate(), progress)
+    service = Service(listener.connection, 3, 0, Gate(), progress)
     yield service
     service.close(timeout=2.0)
 
@@ -127,7 +127,7 @@ def test_a_beat_says_what_the_rank_waits_for(
     waiting = threading.Thread(target=wait, args=(service,))
     waiting.start()
     listener.hears(Beat, lambda beat: beat.awaits == awaits)
-    listener.hub.send(listener.door.keys.public, answer)
+    listener.hub.send(listener.connection.keys.public, answer)
     waiting.join(PATIENCE)
     assert not waiting.is_alive()
     assert progress.awaits == ""
@@ -148,7 +148,7 @@ def test_a_beat_says_how_far_data_have_been_read_and_a_fault_in_that_ends_no_bea
 
 
 def test_a_rank_that_is_asked_says_what_its_threads_are_doing(listener: Listener, service: Service) -> None:
-    listener.hub.send(listener.door.keys.public, Inspect(ask=5))
+    listener.hub.send(listener.connection.keys.public, Inspect(ask=5))
     answer = listener.hears(Stacks)
     assert answer.ask == 5
     assert answer.processes[0].title == "rank 3"
@@ -165,7 +165,7 @@ def test_a_fault_in_looking_ends_neither_beats_nor_answers(
     monkeypatch.setattr(stacks, "own_stacks", broken)
     progress.step()
     assert listener.hears(Beat, lambda beat: beat.steps == 1 and beat.where is None)
-    listener.hub.send(listener.door.keys.public, Inspect(ask=5))
+    listener.hub.send(listener.connection.keys.public, Inspect(ask=5))
     (answer,) = listener.hears(Stacks).processes
     assert answer.remark == "It could not look at itself: RuntimeError: no stacks today."
 

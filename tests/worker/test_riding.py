@@ -138,7 +138,7 @@ class Listener:
         self.envelopes: list[Envelope] = []
         self._changed = threading.Condition()
         self.hub = Hub("ipc", self._deliver, directory=directory)
-        self.door = self.hub.admit()
+        self.connection = self.hub.admit()
 
     def _deliver(self, received: Received) -> None:
         self.hub.acknowledge(received)
@@ -151,7 +151,7 @@ class Listener:
             assert self._changed.wait_for(condition, PATIENCE)
 
     def train(self, gather: float) -> None:
-        self.hub.send(self.door.keys.public, Train(gather=gather))
+        self.hub.send(self.connection.keys.public, Train(gather=gather))
 
     def rows(self) -> list[list[int]]:
         """The reports of each envelope that brings any."""
@@ -174,7 +174,7 @@ def listener() -> Iterator[Listener]:
 @pytest.fixture
 def service(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setattr(service_module, "_BEAT_INTERVAL_S", EVERY)
-    service = Service(listener.door, 0, 0, Gate(), Progress())
+    service = Service(listener.connection, 0, 0, Gate(), Progress())
     yield service
     service.close(timeout=2.0)
 
@@ -203,7 +203,7 @@ def test_a_lone_report_leaves_at_once_and_waits_for_no_beat(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "_BEAT_INTERVAL_S", 1e6)
-    service = Service(listener.door, 0, 0, Gate(), Progress())
+    service = Service(listener.connection, 0, 0, Gate(), Progress())
     service.post(Point(row=1, at=0.0, metrics={}))
     listener.wait_until(lambda: bool(listener.of(Point)))
     service.close()
@@ -224,7 +224,7 @@ def gathering(listener: Listener) -> Iterator[Callable[[float], Service]]:
     services = []
 
     def start(gather: float) -> Service:
-        service = Service(listener.door, 1, 0, Gate(), Progress())
+        service = Service(listener.connection, 1, 0, Gate(), Progress())
         services.append(service)
         listener.wait_until(lambda: bool(listener.of(Beat)))
         listener.train(gather)
@@ -276,7 +276,7 @@ def test_what_is_urgent_goes_at_once_and_takes_along_what_has_gathered(
 ) -> None:
     service = gathering(NEVER)
     post(service, 1, 2)
-    listener.hub.send(listener.door.keys.public, Hold(hold=1))
+    listener.hub.send(listener.connection.keys.public, Hold(hold=1))
     listener.wait_until(lambda: bool(listener.of(Held)))
     assert listener.rows() == [[1, 2]]
     post(service, 3)

@@ -34,7 +34,7 @@ class Controller:
         self.reads.set()
         self._changed = threading.Condition()
         self.hub = Hub("ipc", self._deliver, directory=directory)
-        self.door = self.hub.admit()
+        self.connection = self.hub.admit()
 
     def _deliver(self, received: Received) -> None:
         self.reads.wait(PATIENCE)
@@ -45,7 +45,7 @@ class Controller:
         self.hub.acknowledge(received)
 
     def send(self, command: FromController) -> None:
-        self.hub.send(self.door.keys.public, command)
+        self.hub.send(self.connection.keys.public, command)
 
     def messages(self, kind: type[Any]) -> list[Any]:
         return [m for envelope in self.envelopes for m in envelope.messages if isinstance(m, kind)]
@@ -76,7 +76,7 @@ def gate() -> Gate:
 
 @pytest.fixture
 def service(controller: Controller, gate: Gate, directory: str) -> Iterator[Service]:
-    service = Service(controller.door, 0, 0, gate, Progress(), spill_directory=directory)
+    service = Service(controller.connection, 0, 0, gate, Progress(), spill_directory=directory)
     yield service
     service.close(timeout=2.0)
 
@@ -130,7 +130,7 @@ def test_nothing_is_lost_and_memory_is_bounded_while_nobody_acknowledges(
         spilled.set()
 
     monkeypatch.setattr(Spill, "put", watch)
-    service = Service(controller.door, 0, 0, gate, Progress(), spill_directory=directory)
+    service = Service(controller.connection, 0, 0, gate, Progress(), spill_directory=directory)
     under_way = Link.WINDOW * service_spill.BATCH
     total = under_way + 5_000
     for row in range(1, total + 1):
@@ -147,7 +147,7 @@ def test_nothing_is_lost_and_memory_is_bounded_while_nobody_acknowledges(
 def test_close_sends_what_is_queued_and_waits_for_its_acknowledgement(
     controller: Controller, gate: Gate
 ) -> None:
-    service = Service(controller.door, 0, 0, gate, Progress())
+    service = Service(controller.connection, 0, 0, gate, Progress())
     for row in range(1, 2001):
         service.post(point(row))
     service.post(Outcome(status="returned"))
@@ -157,10 +157,10 @@ def test_close_sends_what_is_queued_and_waits_for_its_acknowledgement(
 
 
 def test_close_gives_up_after_its_timeout_when_nobody_listens(directory: str, gate: Gate) -> None:
-    door = ConnectionInfo(
+    connection = ConnectionInfo(
         endpoint=f"ipc://{directory}/nobody", hub_key=KeyPair.new().public, keys=KeyPair.new()
     )
-    service = Service(door, 0, 0, gate, Progress())
+    service = Service(connection, 0, 0, gate, Progress())
     service.post(point(1))
     service.close(timeout=0.05)
     assert not service._thread.is_alive()
@@ -228,7 +228,7 @@ def test_waiting_for_a_row_ends_when_that_row_or_a_later_one_is_closed(
 
 
 def test_those_who_wait_are_let_go_when_the_service_ends(controller: Controller, gate: Gate) -> None:
-    service = Service(controller.door, 0, 0, gate, Progress())
+    service = Service(controller.connection, 0, 0, gate, Progress())
     gate.arm(1)
     waits: list[Callable[[], object]] = [
         lambda: service.wait_for_row(9),
@@ -250,7 +250,7 @@ def test_a_watched_descriptor_means_that_the_run_is_gone(controller: Controller,
 
     read, write = os.pipe()
     orphaned = threading.Event()
-    service = Service(controller.door, 0, 0, gate, Progress(), watch=read, orphaned=orphaned.set)
+    service = Service(controller.connection, 0, 0, gate, Progress(), watch=read, orphaned=orphaned.set)
     os.close(write)
     assert orphaned.wait(PATIENCE)
     service.close()

@@ -259,13 +259,13 @@ def test_a_log_that_never_rests_is_left_out_and_named_and_waited_for_once(
     put(tmp_path / "top" / "cut.pt", "PK\x03\x04 and no end")
     found = copied(tmp_path, is_shared=True)
     assert found.names == ["model.pt"], "what rests is taken, whatever else there is"
-    assert found.left_out.keys() == found.unsettled == {"cut.pt", "train.log"}
+    assert found.left_out.keys() == found.changing == {"cut.pt", "train.log"}
     assert "it was being written all the time" in found.left_out["train.log"]
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["model.pt"]
 
     monkeypatch.setattr(shared_directory, "_REST_TIMEOUT_S", 600.0)  # a second wait would end the test
     shutil.rmtree(tmp_path / "target")
-    assert copied(tmp_path, is_shared=True, hopeless=found.unsettled).names == ["model.pt"]
+    assert copied(tmp_path, is_shared=True, hopeless=found.changing).names == ["model.pt"]
 
 
 def test_the_file_that_output_goes_to_is_left_out_without_a_wait(

@@ -69,7 +69,7 @@ class Worker:
         )
         session.data = Shards(session)
         self._patch.setattr(worker_session, "_session", session)
-        self._patch.setattr(worker_session, "get_checkpoint", lambda: checkpoint)
+        self._patch.setattr(worker_session, "checkpoint_to_resume_from", lambda _: checkpoint)
         self._patch.setattr(state_module, "_rank_state", None)
         return session
 
@@ -368,7 +368,7 @@ def test_a_registered_number_is_refused(worker: Worker) -> None:
 # -- where it lies
 
 
-def test_later_saves_use_the_same_memory_when_the_earlier_is_carried(worker: Worker) -> None:
+def test_later_saves_use_the_same_memory_when_the_earlier_is_uploaded(worker: Worker) -> None:
     model = Net()
 
     def link(checkpoint: Checkpoint) -> str:
@@ -660,7 +660,7 @@ def test_saving_counts_as_time_in_reports_and_loading_does_not(
         recorder.reported()
         load_state(saved, model=net)
         recorder.reported()
-        recorder.settle()
+        recorder.process_marks()
     finally:
         current.use(None)
     data = recorder.drain(0)[1]

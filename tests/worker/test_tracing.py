@@ -45,7 +45,7 @@ def make_steps(count: int) -> None:
         with current.phase(REPORT):
             pass
         recorder.reported()
-    recorder.settle()
+    recorder.process_marks()
 
 
 def test_what_was_recorded_is_sent_once_and_the_rest_at_the_end() -> None:
@@ -103,7 +103,7 @@ def test_a_failure_is_told_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch
     assert traced.collect() is None
     assert traced.end() is None
     assert len(said) == 1
-    assert "not traced any further: ZeroDivisionError" in said[0]
+    assert "Tracing of this rank has stopped: ZeroDivisionError" in said[0]
 
 
 def test_where_it_cannot_begin_the_rank_is_told_and_not_traced() -> None:
@@ -148,7 +148,7 @@ from powertrain.trace.recording import current
 Tracing.begin(TraceSettings(mode="manual", ring={str(ring)!r}), print)
 for _ in range(100):
     current.recording().reported()
-current.recording().settle()
+current.recording().process_marks()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9

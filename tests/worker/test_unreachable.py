@@ -33,12 +33,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Link, "REACH_TIMEOUT_S", 0.1)
 
 
-def door_to_nobody() -> ConnectionInfo:
+def connection_to_nobody() -> ConnectionInfo:
     """Where a run was that is gone."""
     hub = Hub("127.0.0.1", lambda _: None)
-    door = hub.admit()
+    connection = hub.admit()
     hub.close()
-    return door
+    return connection
 
 
 def until_told(link: Link, seconds: float = PATIENCE) -> str:
@@ -52,7 +52,7 @@ def until_told(link: Link, seconds: float = PATIENCE) -> str:
 
 @pytest.fixture
 def link_to_nobody(at_once: None) -> Iterator[Link]:
-    link = Link(door_to_nobody(), 0, 0)
+    link = Link(connection_to_nobody(), 0, 0)
     yield link
     link.close()
 
@@ -75,10 +75,10 @@ def test_a_run_that_takes_the_connection_and_does_not_answer_is_waited_for(at_on
     """Such as one whose process was stopped for a while."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         keys = KeyPair.new()
-        door = ConnectionInfo(
+        connection = ConnectionInfo(
             endpoint=f"tcp://127.0.0.1:{silent.getsockname()[1]}", hub_key=keys.public, keys=keys
         )
-        link = Link(door, 0, 0)
+        link = Link(connection, 0, 0)
         try:
             assert until_told(link, 0.5) == ""
             assert not link.reached
@@ -114,12 +114,12 @@ def test_silence_grows_however_often_everything_is_sent_again(link_to_nobody: Li
 def test_a_service_that_cannot_reach_its_run_says_so_and_ends(
     at_once: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    door, told = door_to_nobody(), threading.Event()
-    service = Service(door, 3, 0, Gate(), Progress(), unreachable=told.set)
+    connection, told = connection_to_nobody(), threading.Event()
+    service = Service(connection, 3, 0, Gate(), Progress(), unreachable=told.set)
     assert told.wait(PATIENCE)
     service.close(0.0)
     assert capsys.readouterr().err.startswith(
-        f"Rank 3 cannot reach the run at {door.endpoint}: Connection refused. A firewall may be in between"
+        f"Rank 3 cannot reach the run at {connection.endpoint}: Connection refused. A firewall may be in between"
     )
 
 
@@ -133,11 +133,13 @@ sys.exit(main.run(sys.stdin.buffer.read()))
 
 
 def test_a_rank_that_cannot_reach_its_run_ends_with_a_code_of_its_own() -> None:
-    door = door_to_nobody()
-    payload = msgspec.msgpack.encode(WorkerSpec(door=door, place=Place(rank=1)))
+    connection = connection_to_nobody()
+    payload = msgspec.msgpack.encode(WorkerSpec(connection=connection, place=Place(rank=1)))
     done = subprocess.run([sys.executable, "-c", _RANK], input=payload, stderr=subprocess.PIPE, timeout=30)
     assert done.returncode == UNREACHABLE
-    assert f"Rank 1 cannot reach the run at {door.endpoint}: Connection refused." in done.stderr.decode()
+    assert (
+        f"Rank 1 cannot reach the run at {connection.endpoint}: Connection refused." in done.stderr.decode()
+    )
 
 
 def member(greeted: bool) -> Member:

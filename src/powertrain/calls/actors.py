@@ -116,7 +116,7 @@ class ActorClient:
         reference = Reference(title)
         with self._lock:
             if self._problem:
-                reference.settle(None, self._problem)
+                reference.set_outcome(None, self._problem)
                 return reference
             self._number += 1
             self._pending[self._number] = reference
@@ -145,7 +145,7 @@ class ActorClient:
                     number, result = pickle.loads(answer)
                     with self._lock:
                         reference = self._pending.pop(number)
-                    reference.settle(result)
+                    reference.set_outcome(result)
         reason = self.reason()
         with working():
             self.fail(reason)
@@ -173,7 +173,7 @@ class ActorClient:
             self._problem = self._problem or problem
             left, self._pending = list(self._pending.values()), {}
         for reference in left:
-            reference.settle(None, self._problem)
+            reference.set_outcome(None, self._problem)
 
 
 class RemoteClient(ActorClient):
@@ -214,9 +214,9 @@ class ActorOwner(ActorClient):
             call,
             meaning.max_concurrency,
         )
-        self._door = socket.socket(socket.AF_UNIX)
-        self._door.bind(self._spec.ready)
-        self._door.listen()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self._spec.ready)
+        self._listener.listen()
         #: Closing the first wakes the thread that has the second.
         self._alarm, self._woken = socket.socketpair()
         _owners.add(self)
@@ -268,7 +268,7 @@ class ActorOwner(ActorClient):
         self._engine.close()
         end_server_of_call(self._server)
         self._thread.join()
-        self._door.close()
+        self._listener.close()
         self._woken.close()
         remove_runtime_directory(self._directory)
         _owners.discard(self)
@@ -289,9 +289,9 @@ class ActorOwner(ActorClient):
 
     def _wait_and_serve(self) -> None:
         poll = select.poll()
-        poll.register(self._door, select.POLLIN)
+        poll.register(self._listener, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
-        if self._door.fileno() in dict(poll.poll()):
+        if self._listener.fileno() in dict(poll.poll()):
             self._ready.set()
             self.serve(self._spec.address, self._key)
         reason = self.reason()

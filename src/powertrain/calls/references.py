@@ -57,7 +57,7 @@ class Reference:
         """Wait until it is done, however long that takes."""
         self._done.wait()
 
-    def settle(self, result: bytes | None, problem: str = "") -> None:
+    def set_outcome(self, result: bytes | None, problem: str = "") -> None:
         """Set the outcome: ``(True, value)`` or ``(False, Failure)``, pickled; None and the reason where there is
         none."""
         self._result, self._problem = result, problem
@@ -81,7 +81,7 @@ class PutReference(Reference):
     def of(cls, value: Any) -> PutReference:
         """Copy ``value``: later changes by the caller are not seen."""
         reference = cls("put")
-        reference.settle(cloudpickle.dumps((True, value)))
+        reference.set_outcome(cloudpickle.dumps((True, value)))
         return reference
 
 

@@ -325,14 +325,14 @@ def refuse_if_removed(storage: Storage, lease: int, token: str) -> None:
 
 
 def _has_old_manifest(storage: Storage, checkpoint: str) -> bool:
-    """Return True for a checkpoint that version 0.1 has settled: a void manifest beside its own would undo the
+    """Return True for a checkpoint with a manifest of version 0.1: a void manifest beside it would undo the
     commit."""
     key = old_manifest_key(checkpoint)
     return any(entry.key == key for entry in storage.list(key.rpartition("/")[0]))
 
 
 def _void(storage: Storage, checkpoint: str, lease: int) -> None:
-    """Settle a link: from now on its checkpoint has a manifest, a true one or a void one, and that is final."""
+    """Close a link: from now on its checkpoint has a manifest, a true one or a void one, and that is final."""
     if checkpoint and not _has_old_manifest(storage, checkpoint):
         storage.put_if_absent(manifest_key(checkpoint), mf.void(lease))
 

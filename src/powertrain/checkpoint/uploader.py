@@ -3,9 +3,9 @@
 The process does one thing: the controller sends it the files of a share, and it makes them durable in storage, removes
 the share and reports it. It hashes on the way. When storage fails it retries until the deadline, and reports the
 storage's error. Where the engine does not start the ranks' processes (inline, torchrun) each rank uploads its own
-shares on side threads, with the same :class:`Carrier`.
+shares on side threads, with the same :class:`ShareUploader`.
 
-A repeated command is harmless: a file that is stored already is only hashed. So a killed carrier is replaced, and the
+A repeated command is harmless: a file that is stored already is only hashed. So a killed uploader is replaced, and the
 new one gets all commands again.
 """
 
@@ -24,15 +24,15 @@ from pathlib import Path
 import msgspec
 
 from powertrain.checkpoint.chain import refuse_if_removed
-from powertrain.checkpoint.saver import give_back, remove_share, source_of
+from powertrain.checkpoint.staging import give_back, remove_share, source_of
 from powertrain.errors import PowertrainError
 from powertrain.storage import Storage, boundaries
 from powertrain.storage.base import FileDigest
 from powertrain.storage.full_disk import describe_write_error, full_place
 from powertrain.storage.local import LocalStorage
 from powertrain.wire.envelope import FromController, FromWorker
-from powertrain.wire.from_controller import Carry, Dismissed, Drop
-from powertrain.wire.from_worker import Carried, CarryTrouble, Hello
+from powertrain.wire.from_controller import Dismissed, Drop, UploadShare
+from powertrain.wire.from_worker import Hello, ShareUploaded, UploadTrouble
 from powertrain.wire.keys import ConnectionInfo
 from powertrain.wire.link import Link
 from powertrain.wire.values import FilePart
@@ -58,12 +58,12 @@ ShareKey = tuple[int, int, int]
 class UploaderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an uploader needs, as one payload."""
 
-    door: ConnectionInfo
+    connection: ConnectionInfo
     #: The pickled storage of the run.
     storage: bytes
     #: Seconds after which a file that storage keeps refusing is given up.
     timeout: float
-    #: The number and the token of the lease for which it carries; "" where it is not checked.
+    #: The number and the token of the lease under which it uploads; "" where it is not checked.
     lease: int = 0
     token: str = ""
 
@@ -81,10 +81,10 @@ class Uploader:
 
     def __init__(self, spec: UploaderSpec, watch: int = -1) -> None:
         """``watch`` is a descriptor that ends it when it becomes readable."""
-        self._link = Link(spec.door, -1, 0)
+        self._link = Link(spec.connection, -1, 0)
         self._watch = watch
         self._outbox: queue.SimpleQueue[FromWorker] = queue.SimpleQueue()
-        self._carrier = Carrier(
+        self._uploader = ShareUploader(
             lambda: pickle.loads(spec.storage), self._notify, spec.timeout, lease=(spec.lease, spec.token)
         )
 
@@ -103,14 +103,14 @@ class Uploader:
                     return
                 self._flush()
         finally:
-            self._carrier.close()
+            self._uploader.close()
             self._link.close()
 
     def _handle_command(self, order: FromController) -> None:
-        if isinstance(order, Carry):
-            self._carrier.carry(order)
+        if isinstance(order, UploadShare):
+            self._uploader.upload(order)
         elif isinstance(order, Drop):
-            self._carrier.drop(order)
+            self._uploader.drop(order)
 
     def _notify(self, message: FromWorker) -> None:
         self._outbox.put(message)
@@ -121,8 +121,8 @@ class Uploader:
             self._link.send([self._outbox.get()], 0, 0)
 
 
-class Carrier:
-    """Carries shares on a few threads, first come first served. Any thread may call it."""
+class ShareUploader:
+    """Uploads shares on a few threads, first come first served. Any thread may call it."""
 
     def __init__(
         self,
@@ -132,8 +132,8 @@ class Carrier:
         pause: Callable[[float], None] = time.sleep,
         lease: tuple[int, str] = (0, ""),
     ) -> None:
-        """Create a carrier. Storage is opened when first needed. ``notify`` is called once for each finished share, and
-        for each failed try.
+        """Create an uploader. Storage is opened when first needed. ``notify`` is called once for each finished share,
+        and for each failed try.
 
         Where ``lease`` has a token, no file is uploaded once that lease is not in the storage any more: the directory
         was removed, and in one that another start has made checkpoints have the same names."""
@@ -148,10 +148,10 @@ class Carrier:
         self._shares: dict[ShareKey, _Share] = {}
         self._threads: list[threading.Thread] = []
         #: Each thread's upload: the share and the name of the file.
-        self._carrying = threading.local()
+        self._current = threading.local()
 
-    def carry(self, order: Carry) -> None:
-        """Begin to carry a share. A share that is under way already is not begun again."""
+    def upload(self, order: UploadShare) -> None:
+        """Begin to upload a share. A share that is under way already is not begun again."""
         key = (order.attempt, order.row, order.rank)
         with self._lock:
             if key in self._shares:
@@ -192,7 +192,7 @@ class Carrier:
             if hasattr(self._storage, "on_retry"):  # it tries again by itself, and would do so in silence
                 self._storage.on_retry = self._storage_refuses
             self._threads = [
-                threading.Thread(target=self._run, name=f"powertrain-carrier-{number}", daemon=True)
+                threading.Thread(target=self._run, name=f"powertrain-uploader-{number}", daemon=True)
                 for number in range(_THREADS)
             ]
         for thread in self._threads:
@@ -204,8 +204,8 @@ class Carrier:
             if share.dropped:
                 continue
             try:
-                self._carrying.file = share, name
-                digest = self._carry_file(share, name)
+                self._current.file = share, name
+                digest = self._upload_file(share, name)
                 share.done[name] = FilePart(name=name, size=digest.size, xxh3=digest.xxh3)
             except _Dropped:
                 continue
@@ -240,7 +240,7 @@ class Carrier:
                 refuse_if_removed(storage, number, token)
                 self._lease_seen_at = began
 
-    def _carry_file(self, share: _Share, name: str) -> FileDigest:
+    def _upload_file(self, share: _Share, name: str) -> FileDigest:
         """Make one file durable in storage; tries again until the deadline."""
         assert self._storage is not None
         deadline, tries = time.monotonic() + self._timeout, 0
@@ -271,7 +271,7 @@ class Carrier:
 
     def _storage_refuses(self, reason: str, _: float) -> None:
         """Report a retry of storage on this thread."""
-        share, name = getattr(self._carrying, "file", (None, ""))
+        share, name = getattr(self._current, "file", (None, ""))
         if share is None:
             return  # a thread of the storage's own
         if share.dropped:
@@ -280,7 +280,7 @@ class Carrier:
 
     def _report_trouble(self, share: _Share, reason: str, place: str = "") -> None:
         attempt, row, rank = share.key
-        self._notify(CarryTrouble(attempt=attempt, row=row, rank=rank, reason=reason, place=place))
+        self._notify(UploadTrouble(attempt=attempt, row=row, rank=rank, reason=reason, place=place))
 
     def _finish(self, share: _Share) -> None:
         attempt, row, rank = share.key
@@ -291,7 +291,7 @@ class Carrier:
             self._shares.pop(share.key, None)
         if not share.dropped:
             self._notify(
-                Carried(
+                ShareUploaded(
                     attempt=attempt,
                     row=row,
                     rank=rank,
@@ -336,13 +336,13 @@ def _put(storage: Storage, key: str, source: Path, given: Path | None) -> FileDi
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-    if not source.exists():  # an earlier carrier had put it, and was killed before it could report it
+    if not source.exists():  # an earlier uploader had put it, and was killed before it could report it
         return storage.digest(key)
     return storage.put_file(key, source)
 
 
 def _place_of(storage: Storage | None, share: _Share) -> str:
-    """Return the directory that a share is carried to; "" where storage has no real files."""
+    """Return the directory that a share is uploaded to; "" where storage has no real files."""
     key = f"checkpoints/{share.order.checkpoint}"
     return str((storage.local_path(key) if storage is not None else None) or "")
 
@@ -354,7 +354,7 @@ class _Dropped(Exception):
 class _Share:
     """One share under way."""
 
-    def __init__(self, order: Carry) -> None:
+    def __init__(self, order: UploadShare) -> None:
         self.order = order
         self.key: ShareKey = (order.attempt, order.row, order.rank)
         self.left = len(order.names)

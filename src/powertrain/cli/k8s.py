@@ -12,7 +12,7 @@ from powertrain.errors import ConfigError
 from powertrain.kubernetes import manifest
 from powertrain.kubernetes import options as kubernetes_options
 from powertrain.kubernetes.manifest import Document
-from powertrain.kubernetes.options import CarriedScript, ImageScript, RayJobOptions
+from powertrain.kubernetes.options import EmbeddedScript, ImageScript, RayJobOptions
 
 k8s = typer.Typer(help="Run a training script on Kubernetes.", no_args_is_help=True)
 
@@ -106,7 +106,7 @@ def render(
     """Write the YAML of a RayJob that runs SCRIPT, with its volume claim and its script."""
     options = RayJobOptions(
         name=name or kubernetes_options.name_for(script),
-        script=ImageScript(script) if script_in_image else carried_script(Path(script)),
+        script=ImageScript(script) if script_in_image else embedded_script(Path(script)),
         image=image,
         storage=kubernetes_options.storage_of(storage, storage_class),
         workers=workers,
@@ -133,7 +133,7 @@ def render(
     _deliver(manifest.documents(options), output)
 
 
-def carried_script(path: Path) -> CarriedScript:
+def embedded_script(path: Path) -> EmbeddedScript:
     """Return the script at ``path``; raises :class:`ConfigError` if it cannot be read or imports files beside it."""
     try:
         text = path.read_bytes().decode("utf-8")
@@ -150,7 +150,7 @@ def carried_script(path: Path) -> CarriedScript:
             "travels in the manifest. Put all of it into the image, and give the script's path there with "
             "--script-in-image."
         )
-    return CarriedScript(path.name, text)
+    return EmbeddedScript(path.name, text)
 
 
 def _modules_beside(script: Path) -> set[str]:

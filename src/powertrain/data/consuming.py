@@ -112,13 +112,13 @@ class PlanReader:
 
     def schema(self) -> pa.Schema:
         """Return columns and types; where functions make them, those of the first row, which is computed for it."""
-        from powertrain.data.output.tables import declared_schema, settled_schema, table_of
+        from powertrain.data.output.tables import declared_schema, schema_to_write, table_of
 
         declared = declared_schema(self.plan)
         if declared is not None:
             return declared
         for rows in self.stream(1):
-            return settled_schema(self.plan, table_of(rows).schema)
+            return schema_to_write(self.plan, table_of(rows).schema)
         return self.plan.parts[0].source.inspect().schema
 
     def size_bytes(self) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from powertrain.diagnosis import words
 from powertrain.diagnosis.tables import statistics
-from powertrain.diagnosis.tables.settled import SettledSteps, settled
+from powertrain.diagnosis.tables.steady import SteadySteps, steady_steps
 from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.text.printable import escape_controls
 from powertrain.trace.recording import phases
@@ -129,7 +129,7 @@ _MEAN = _Measure("mean", statistics.row_means, statistics.window_means, _SURE)
 
 def compare(a: StepTable, b: StepTable, tolerance: float = TOLERANCE) -> Comparison:
     """Compare ``b`` with ``a``. Never raises for any numbers."""
-    first, second = settled(a), settled(b)
+    first, second = steady_steps(a), steady_steps(b)
     if min(len(first.numbers), len(second.numbers)) < LEAST_STEPS or min(first.step, second.step) <= 0:
         return _unknown(first, second)
     sizes = _batch(first), _batch(second)
@@ -172,18 +172,18 @@ def _decide(before: Floats, after: Floats, tolerance: float) -> tuple[_Measure, 
     return mean if mean[2] != SAME and mean[2] != median[2] else median
 
 
-def _unknown(first: SettledSteps, second: SettledSteps) -> Comparison:
+def _unknown(first: SteadySteps, second: SteadySteps) -> Comparison:
     counts = f"{len(first.numbers)} and {len(second.numbers)}"
     note = f"The runs have {counts} steps after start-up; a comparison needs {LEAST_STEPS} of each."
     return Comparison(verdict=UNKNOWN, before=first.step, after=second.step, notes=(note,))
 
 
-def _batch(run: SettledSteps) -> float:
+def _batch(run: SteadySteps) -> float:
     """Return the samples of all ranks in a usual step; 0 if unknown."""
     return statistics.median(run.steps.samples[run.begins :].sum(axis=1))
 
 
-def _series(run: SettledSteps, by: float) -> _Series:
+def _series(run: SteadySteps, by: float) -> _Series:
     return _Series(run.table.sum(axis=2).max(axis=1) / by, run.table.mean(axis=1) / by)
 
 
@@ -226,9 +226,7 @@ def _phase_changes(
     return tuple(sorted(changes, key=lambda change: -abs(change.after - change.before)))
 
 
-def _notes(
-    first: SettledSteps, second: SettledSteps, by_sample: bool, sizes: tuple[float, float]
-) -> list[str]:
+def _notes(first: SteadySteps, second: SteadySteps, by_sample: bool, sizes: tuple[float, float]) -> list[str]:
     notes = []
     ranks = len(first.steps.ranks), len(second.steps.ranks)
     if ranks[0] != ranks[1]:

@@ -10,7 +10,7 @@ import msgspec
 
 from powertrain.diagnosis import recorded
 from powertrain.diagnosis.summary import Report, from_json, to_json
-from powertrain.diagnosis.tables.settled import LEAST_STEPS
+from powertrain.diagnosis.tables.steady import LEAST_STEPS
 from powertrain.errors import StorageError
 from powertrain.storage import Storage
 from powertrain.storage.base import RECORD_BYTES_LIMIT

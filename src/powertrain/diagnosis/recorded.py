@@ -12,7 +12,7 @@ from typing import Any
 from powertrain.diagnosis.report import diagnose
 from powertrain.diagnosis.summary import Report
 from powertrain.diagnosis.tables.samples import Samples, samples_of
-from powertrain.diagnosis.tables.settled import LEAST_STEPS
+from powertrain.diagnosis.tables.steady import LEAST_STEPS
 from powertrain.diagnosis.tables.steps import StepTable, aligned
 from powertrain.errors import StorageError
 from powertrain.run import events as ev

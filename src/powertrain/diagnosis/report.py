@@ -24,7 +24,7 @@ from powertrain.diagnosis.summary import (
     to_json,
 )
 from powertrain.diagnosis.tables.samples import Samples
-from powertrain.diagnosis.tables.settled import SettledSteps, settled
+from powertrain.diagnosis.tables.steady import SteadySteps, steady_steps
 from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.text.loggers import module_logger
 from powertrain.trace.recording import phases
@@ -58,7 +58,7 @@ def diagnose(
         host or (hosts or {}).get(rank, "") for rank, host in zip(steps.ranks, steps.hosts, strict=True)
     )
     steps = dataclasses.replace(steps, hosts=named)
-    run = settled(steps)
+    run = steady_steps(steps)
     findings, failures = _all_findings(run, samples, seen, compiled or {})
     return Report(
         name=name,
@@ -93,7 +93,7 @@ def _cores_of_a_rank(samples: Mapping[int, Samples]) -> float:
 
 
 def _all_findings(
-    run: SettledSteps,
+    run: SteadySteps,
     samples: Mapping[int, Samples],
     seen: Mapping[str, str] | None,
     compiled: Mapping[int, Sequence[Mapping[str, Any]]],
@@ -125,7 +125,7 @@ def _is_blind(finding: Finding) -> bool:
     return finding.kind == "incomplete" and not finding.phase
 
 
-def _uneven(run: SettledSteps) -> Finding | None:
+def _uneven(run: SteadySteps) -> Finding | None:
     """Return a finding if a phase other than computing takes most of the time without a known cause."""
     if not run.enough:
         return None
@@ -147,7 +147,7 @@ def _uneven(run: SettledSteps) -> Finding | None:
     )
 
 
-def _healthy(run: SettledSteps) -> Finding:
+def _healthy(run: SteadySteps) -> Finding:
     step = run.mean_step
     computing = run.share_of_step(sum(run.mean_of(phases.NAMES.index(name)) for name in _COMPUTE))
     ranks = len(run.steps.ranks)
@@ -172,7 +172,7 @@ def _phase_times(table: Floats) -> tuple[PhaseTime, ...]:
     )
 
 
-def _rank_times(run: SettledSteps, column: int) -> RankTimes:
+def _rank_times(run: SteadySteps, column: int) -> RankTimes:
     peaks = run.steps.peak_memory[:, column]
     return RankTimes(
         rank=run.steps.ranks[column],
@@ -183,7 +183,7 @@ def _rank_times(run: SettledSteps, column: int) -> RankTimes:
     )
 
 
-def _throughput(run: SettledSteps, flops_per_sample: float, peak_flops: float) -> Throughput:
+def _throughput(run: SteadySteps, flops_per_sample: float, peak_flops: float) -> Throughput:
     rate = _steps_per_second(run)
     samples, tokens = (
         rate * _mean(column[run.begins :].sum(axis=1)) for column in (run.steps.samples, run.steps.tokens)
@@ -199,7 +199,7 @@ def _throughput(run: SettledSteps, flops_per_sample: float, peak_flops: float) -
     )
 
 
-def _steps_per_second(run: SettledSteps) -> float:
+def _steps_per_second(run: SteadySteps) -> float:
     """From the begin of the first to the end of the last, which holds for thinned runs too; else from their lengths."""
     if len(run.numbers) > 1:
         started = run.steps.start[run.begins :]
@@ -211,7 +211,7 @@ def _steps_per_second(run: SettledSteps) -> float:
     return 1 / mean if mean > 0 else 0.0
 
 
-def _thinning(run: SettledSteps) -> list[str]:
+def _thinning(run: SteadySteps) -> list[str]:
     numbers = run.steps.numbers
     if len(numbers) < 2:
         return []

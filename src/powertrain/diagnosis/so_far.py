@@ -34,7 +34,7 @@ from powertrain.worker.session import Session
 #: Seconds to wait for other ranks' steps once the own have arrived; ranks send theirs each second.
 _OTHER_RANKS_TIMEOUT_S = 3.0
 #: Steps that a rank may not have turned into records yet while it waits for this one.
-_NOT_SETTLED = 50
+_UNRECORDED_STEPS = 50
 #: The prefix of the keys of :func:`summary`.
 _PREFIX = "trace"
 
@@ -139,7 +139,7 @@ def _report(rank0_only: bool, timeout: float, every: float, *, final: bool) -> R
         if final:
             recorder.flush()
         else:
-            recorder.settle()
+            recorder.process_marks()
         with recorder.phase(REPORT):
             return _of_run(session, recorder, time.monotonic() + timeout, every)
     if rank0_only and standalone.own_rank() != 0:
@@ -202,7 +202,10 @@ def _wait(session: Session, steps: int, until: float, every: float) -> None:
             size = there
             reached = _reached(store.read(session.storage).steps.get(place.attempt, {}))
             if reached.get(place.rank, -1) >= steps:
-                if sum(number >= steps - _NOT_SETTLED for number in reached.values()) >= place.world_size:
+                if (
+                    sum(number >= steps - _UNRECORDED_STEPS for number in reached.values())
+                    >= place.world_size
+                ):
                     return
                 until = min(until, time.monotonic() + _OTHER_RANKS_TIMEOUT_S)
         time.sleep(every)

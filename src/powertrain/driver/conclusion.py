@@ -34,16 +34,16 @@ def own_failure(rank: int, error: BaseException) -> WorkerFailure:
     return reported(rank, describe(error), kind, host=platform.node(), pid=os.getpid())
 
 
-def keep_return_value(outcome: RunOutcome, storage: Storage, kept: Storage, terminal: Any) -> None:
+def keep_return_value(outcome: RunOutcome, storage: Storage, append_storage: Storage, terminal: Any) -> None:
     """Store the return value for ``Result.from_path``. Unresponsive storage is not waited for once more."""
     from powertrain.result import return_value
 
-    unkept = getattr(kept, "problem", "") if outcome.value else ""
-    unkept = unkept or return_value.store(storage, outcome.value)
-    if unkept:
+    not_stored = getattr(append_storage, "problem", "") if outcome.value else ""
+    not_stored = not_stored or return_value.store(storage, outcome.value)
+    if not_stored:
         warn(
             terminal,
-            f"The training function's return value is not kept in the run's directory: {unkept}. "
+            f"The training function's return value is not kept in the run's directory: {not_stored}. "
             "Result.return_value has it while this process lives.",
         )
 
@@ -154,7 +154,7 @@ def diagnose(request: TrainRequest, storage: Storage, name: str, terminal: Any) 
     if getattr(storage, "problem", ""):  # it would be waited for in vain, and maybe for long
         warn(
             terminal,
-            f"The storage does not answer: 'powertrain diagnose {name}' tells later how the time was spent.",
+            f"The storage does not respond, so there is no diagnosis yet. Run 'powertrain diagnose {name}' later.",
         )
         return
     from powertrain.diagnosis import card, final

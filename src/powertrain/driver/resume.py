@@ -64,7 +64,7 @@ def split_run_path(path: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierStarts:
     """The state that earlier starts of the same run left."""
 
     state: Any
@@ -73,7 +73,7 @@ class Earlier:
     remarks: tuple[str, ...]
 
     @classmethod
-    def read(cls, storage: Storage) -> Earlier:
+    def read(cls, storage: Storage) -> EarlierStarts:
         from powertrain.checkpoint import cleanup, committed
         from powertrain.run.record import journal
         from powertrain.run.record import run_json as run_record

@@ -163,10 +163,12 @@ def standing_remarks(storage: Storage) -> list[str]:
     return [*storage.lacks, *(remarks_about(path.parent) if path is not None else ()), *take_notices()]
 
 
-def about_restoring(unkept: str) -> list[str]:
-    if not unkept:
+def about_restoring(not_stored: str) -> list[str]:
+    if not not_stored:
         return []
-    return [f"restore(path) will need the training function again: the trainer could not be kept ({unkept})."]
+    return [
+        f"restore(path) will need the training function again: the trainer could not be kept ({not_stored})."
+    ]
 
 
 def set_log_level(run: RunConfig) -> None:

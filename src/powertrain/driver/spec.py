@@ -28,7 +28,7 @@ from powertrain.version import __version__
 if TYPE_CHECKING:
     from powertrain.data.plan.prepared import Prepared
     from powertrain.driver.request import TrainRequest
-    from powertrain.driver.resume import Earlier
+    from powertrain.driver.resume import EarlierStarts
     from powertrain.run.spec import RunSpec
     from powertrain.storage import Storage
     from powertrain.worker.place import DataSettings, RunIdentity, SavingSettings
@@ -131,7 +131,7 @@ def make_spec(
     request: TrainRequest,
     name: str,
     storage: Storage,
-    carried_to: Storage,
+    upload_storage: Storage,
     runtime: Path,
     places: tuple[str, str, str],
     record: Mapping[str, Any],
@@ -144,7 +144,7 @@ def make_spec(
     scaling, run = request.scaling, request.run
     minimum, maximum = request.worker_bounds
     return RunSpec(
-        run=_identity(request, name, storage, carried_to),
+        run=_identity(request, name, storage, upload_storage),
         directories=RunDirectories(
             runtime=str(runtime),
             working=working_dir(run, str(runtime)),
@@ -175,7 +175,7 @@ def make_spec(
         post_mortem=run.post_mortem,
         report_barrier=has_report_barrier(run),
         queue_timeout=scaling.queue_timeout_s,
-        storage=pickle.dumps(carried_to),
+        storage=pickle.dumps(upload_storage),
         validation=request.validation,
         backend=request.backend,
         function=request.pickled_function(),
@@ -188,7 +188,7 @@ def make_spec(
     )
 
 
-def _identity(request: TrainRequest, name: str, storage: Storage, carried_to: Storage) -> RunIdentity:
+def _identity(request: TrainRequest, name: str, storage: Storage, upload_storage: Storage) -> RunIdentity:
     from powertrain.worker.place import RunIdentity
 
     trial = request.trial
@@ -197,7 +197,7 @@ def _identity(request: TrainRequest, name: str, storage: Storage, carried_to: St
         path=storage.uri,
         storage_path=request.run.storage_root,
         launch_dir=os.getcwd(),
-        filesystem=pickled(getattr(carried_to, "filesystem", None)),
+        filesystem=pickled(getattr(upload_storage, "filesystem", None)),
         metadata=request.metadata,
         resources=dict(request.scaling.resources),
         sweep=trial.sweep if trial is not None else "",
@@ -247,7 +247,7 @@ def _arguments_for_callbacks(request: TrainRequest) -> dict[str, Any]:
     }
 
 
-def run_record(request: TrainRequest, name: str, earlier: Earlier) -> dict[str, Any]:
+def run_record(request: TrainRequest, name: str, earlier: EarlierStarts) -> dict[str, Any]:
     """Return the content of run.json: the request, the user, the versions, and the seed of the run."""
     from powertrain.storage.addresses import without_secrets
     from powertrain.text.redaction import redact_values
@@ -283,7 +283,7 @@ def run_record(request: TrainRequest, name: str, earlier: Earlier) -> dict[str, 
     return cast("dict[str, Any]", redact_values(record))
 
 
-def _data_seed(request: TrainRequest, earlier: Earlier) -> int:
+def _data_seed(request: TrainRequest, earlier: EarlierStarts) -> int:
     if request.data.seed is not None:
         return request.data.seed
     return int(earlier.record.get("data_seed", secrets.randbits(DATA_SEED_BITS)))

@@ -10,7 +10,7 @@ from powertrain.driver.messages import warn
 
 if TYPE_CHECKING:
     from powertrain.driver.request import TrainRequest
-    from powertrain.driver.resume import Earlier
+    from powertrain.driver.resume import EarlierStarts
     from powertrain.run.controller import Controller
     from powertrain.run.outcome import RunOutcome
     from powertrain.storage import Storage
@@ -35,7 +35,7 @@ def start_trackers(
     request: TrainRequest,
     storage: Storage,
     record: Mapping[str, Any],
-    earlier: Earlier,
+    earlier: EarlierStarts,
     controller: Controller,
     stack: ExitStack,
 ) -> TrackerProcess | None:
@@ -49,9 +49,9 @@ def start_trackers(
     run = following.describe_run(
         storage, record, earlier.record.get("started", record["started"]), request.config
     )
-    if unkept := keep(storage, chosen, run):
+    if not_stored := keep(storage, chosen, run):
         controller.post_warning(
-            f"'powertrain track' will need --tracker: the trackers could not be kept ({unkept})."
+            f"'powertrain track' will need --tracker: the trackers could not be kept ({not_stored})."
         )
     try:
         process = following.start(storage, chosen, run, controller.post_warning)

@@ -225,12 +225,12 @@ OutputSink = Callable[[Slot, bytes], None]
 _SIGNAL_WORDS = {
     _signal.SIGSEGV: "segmentation fault: native code touched memory that is not its own",
     _signal.SIGBUS: "bus error: often a full /dev/shm or a truncated memory-mapped file",
-    _signal.SIGABRT: "abort: native code gave up, its last words are in the rank's log",
+    _signal.SIGABRT: "abort: native code ended the process; its last output is in the rank's log",
     _signal.SIGFPE: "arithmetic error in native code",
     _signal.SIGILL: "illegal instruction: a binary built for another processor",
-    _signal.SIGKILL: "killed from outside, which no process can catch",
-    _signal.SIGTERM: "asked to end from outside",
-    _signal.SIGINT: "interrupted from outside",
+    _signal.SIGKILL: "sent by another process or the system; it cannot be caught",
+    _signal.SIGTERM: "requested by another process or the system",
+    _signal.SIGINT: "an interrupt by another process or the terminal",
     _signal.SIGHUP: "its terminal was closed",
 }
 
@@ -241,7 +241,7 @@ def describe_exit(event: Exited) -> tuple[str, str]:
     if event.error:
         return "start", "could not be started"
     if event.unseen:
-        return "exit", "ended without a word"
+        return "exit", "ended, and its exit code is not known"
     if event.out_of_memory:
         return "oom", "was killed by the kernel because memory ran out (SIGKILL from the OOM killer)"
     if code >= 0:

@@ -145,7 +145,7 @@ class InlineEngine:
             self._events(Exited(slot, os.getpid(), code))
 
     def _live(self, spec: ProcessSpec) -> int:
-        # Which GPUs this process sees was settled before it called ``fit``.
+        # Which GPUs this process sees was fixed before it called ``fit``.
         env = {name: value for name, value in spec.env.items() if name != "CUDA_VISIBLE_DEVICES"}
         with environment(env):
             rank = Rank(msgspec.msgpack.decode(spec.payload, type=WorkerSpec), self._function)

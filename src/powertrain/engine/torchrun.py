@@ -394,7 +394,7 @@ class TorchrunEngine:
         return True
 
 
-def follow(function: Callable[[], Any], env: Mapping[str, str]) -> tuple[int, Rank]:
+def run_other_rank(function: Callable[[], Any], env: Mapping[str, str]) -> tuple[int, Rank]:
     """Run any rank but 0: join, wait for the start, apply the user's variables, report the outcome."""
     meeting = TorchrunStore.next()
     meeting.join()
@@ -409,12 +409,12 @@ def live(
 ) -> tuple[int, Rank]:
     """Run one rank in this process with its own keys; the process ends when torchrun's agent does."""
     spec = msgspec.msgpack.decode(payload, type=WorkerSpec)
-    door = ConnectionInfo(endpoint=spec.door.endpoint, hub_key=spec.door.hub_key, keys=keys)
+    connection = ConnectionInfo(endpoint=spec.connection.endpoint, hub_key=spec.connection.hub_key, keys=keys)
     agent = exit_descriptor(os.getppid())
     try:
         with environment(env):
             rank = Rank(
-                msgspec.structs.replace(spec, door=door),
+                msgspec.structs.replace(spec, connection=connection),
                 function,
                 watch=agent,
                 orphaned=lambda: os._exit(1),

@@ -9,7 +9,7 @@ from decimal import Decimal
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from powertrain.kubernetes.options import STORAGE_MOUNT, STORAGE_VARIABLE, CarriedScript, NewClaim
+from powertrain.kubernetes.options import STORAGE_MOUNT, STORAGE_VARIABLE, EmbeddedScript, NewClaim
 
 if TYPE_CHECKING:
     from powertrain.kubernetes.options import RayJobOptions
@@ -23,7 +23,7 @@ Document = dict[str, Any]
 def documents(options: RayJobOptions) -> list[Document]:
     """Return the Kubernetes objects of the job, in order of creation."""
     made: list[Document] = []
-    if isinstance(options.script, CarriedScript):
+    if isinstance(options.script, EmbeddedScript):
         data = {options.script.name: options.script.text}
         metadata = _metadata(options, _script_object(options))
         made.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
@@ -159,7 +159,7 @@ def _volumes(options: RayJobOptions) -> tuple[list[Document], list[Document]]:
     if options.claim:
         volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": options.claim}})
         mounts.append({"name": "checkpoints", "mountPath": STORAGE_MOUNT})
-    if isinstance(options.script, CarriedScript):
+    if isinstance(options.script, EmbeddedScript):
         volumes.append({"name": "script", "configMap": {"name": _script_object(options)}})
         # Mounted as one file: the whole ConfigMap would add links and hidden directories that would be shipped too.
         mount = {"mountPath": options.script.path, "subPath": options.script.name, "readOnly": True}

@@ -73,7 +73,7 @@ Storage = Union[NewClaim, ExistingClaim, ObjectStore]
 
 
 @dataclass(frozen=True)
-class CarriedScript:
+class EmbeddedScript:
     """A script in the manifest: its file name and text."""
 
     name: str
@@ -122,7 +122,7 @@ class ImageScript:
             )
 
 
-Script = Union[CarriedScript, ImageScript]
+Script = Union[EmbeddedScript, ImageScript]
 
 
 @dataclass(frozen=True, kw_only=True)

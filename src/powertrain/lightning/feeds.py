@@ -199,7 +199,7 @@ class Feeds:
         self._training.append(feed)
         return feed
 
-    def settle(self, trainer: Any) -> Positions | None:
+    def align_positions(self, trainer: Any) -> Positions | None:
         """Bring all positions to where Lightning is, between two batches.
 
         Returns:

@@ -84,7 +84,7 @@ class _Reporting:
         self._reported_step = trainer.global_step
         strategy = trainer.strategy
         feeds = getattr(strategy, "feeds", None)
-        positions = feeds.settle(trainer) if feeds is not None else _positions_after(trainer)
+        positions = feeds.align_positions(trainer) if feeds is not None else _positions_after(trainer)
         from powertrain.checkpoint.checkpoint import Checkpoint
 
         with context.checkpoint_dir() as directory:

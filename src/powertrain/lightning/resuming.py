@@ -13,7 +13,7 @@ from powertrain.errors import ConfigError
 from powertrain.lightning.environment import LightningEnvironment
 from powertrain.lightning.reporting import CHECKPOINT_NAME, ReportCallback
 from powertrain.lightning.strategies import WorkerStrategy
-from powertrain.worker import session
+from powertrain.worker import context
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
@@ -78,7 +78,7 @@ def _resuming(fit: Any) -> Any:
 @contextmanager
 def _last_checkpoint(trainer: Any) -> Iterator[str]:
     """Give the path of Lightning's part of the run's newest checkpoint; "" where there is none."""
-    checkpoint: Checkpoint | None = session.get_checkpoint()
+    checkpoint: Checkpoint | None = context.get_checkpoint()
     if checkpoint is None:
         yield ""
         return

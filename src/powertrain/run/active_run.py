@@ -10,9 +10,9 @@ from powertrain.engine import base
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
 from powertrain.run.callbacks import Callbacks
+from powertrain.run.checkpoints.manager import CheckpointManager
 from powertrain.run.checkpoints.queries import CheckpointQueries
-from powertrain.run.checkpoints.tracker import Checkpoints
-from powertrain.run.checkpoints.uploads import Carriers
+from powertrain.run.checkpoints.uploads import Uploaders
 from powertrain.run.checkpoints.validations import Validations
 from powertrain.run.deadlines import Clock, Deadlines
 from powertrain.run.debugging.sessions import Debugging
@@ -153,14 +153,14 @@ class ActiveRun:
         self.flow: RunFlow
         self.callbacks: Callbacks
         self.startup: StartupRecorder
-        self.checkpoints: Checkpoints
+        self.checkpoints: CheckpointManager
         self.queries: CheckpointQueries
         self.slots: Slots
         self.steering: Steering
         self.debugging: Debugging
         self.hub: Hub
         self.telemetry: TelemetryWriter
-        self.carriers: Carriers
+        self.uploaders: Uploaders
         self.validations: Validations
         self.hangs: Hangs
 

@@ -31,7 +31,7 @@ from powertrain.run import lifecycle
 from powertrain.run.active_run import ActiveRun
 from powertrain.run.callbacks import Callbacks, RunContext
 from powertrain.run.checkpoints.settling import CUT_SHORT_TIMEOUT_S
-from powertrain.run.checkpoints.uploads import Carriers
+from powertrain.run.checkpoints.uploads import Uploaders
 from powertrain.run.deadlines import Clock, Deadline, SystemClock
 from powertrain.run.forced_end import EndedAtOnce
 from powertrain.run.health.hangs import Hangs
@@ -154,13 +154,13 @@ class Controller:
             closing.callback(self._close_telemetry)
             run.hub = self._open_hub()
             closing.callback(run.hub.close)
-            run.carriers = self._make_carriers()
-            closing.callback(run.carriers.remove_empty_log)
+            run.uploaders = self._make_uploaders()
+            closing.callback(run.uploaders.remove_empty_log)
         closing.callback(run.engine.close)
         closing.callback(self._dismiss_remaining_ranks)
         closing.callback(self._close_committer)
-        closing.callback(run.carriers.close)
-        run.checkpoints.carried_by(run.carriers)
+        closing.callback(run.uploaders.close)
+        run.checkpoints.use_uploaders(run.uploaders)
         run.validations = self._parts.validating.open()
         closing.callback(run.validations.close)
         run.hangs = Hangs(run.spec, run.engine, run.storage, run.send, run.post, self.post_warning, run.clock)
@@ -250,8 +250,8 @@ class Controller:
         """Record a warning as soon as the run has begun. Any thread."""
         self._inbox.put(WarningPosted(message))
 
-    def lost_the_lease(self, reason: str) -> None:
-        """Another controller has taken the run. Any thread."""
+    def post_lease_lost(self, reason: str) -> None:
+        """End the run: another controller has taken it. Any thread."""
         self._inbox.put(LeaseLost(reason))
 
     @property
@@ -281,9 +281,9 @@ class Controller:
             listen_on=spec.bind_host,
         )
 
-    def _make_carriers(self) -> Carriers:
+    def _make_uploaders(self) -> Uploaders:
         run = self._run
-        return Carriers(
+        return Uploaders(
             run.engine,
             run.hub,
             run.spec.storage or pickle.dumps(run.storage),

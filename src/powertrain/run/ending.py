@@ -59,7 +59,7 @@ class Ending:
     # -- requests to stop
 
     @property
-    def is_settled(self) -> bool:
+    def is_outcome_certain(self) -> bool:
         """True when it is certain how the run ends: only the rest of the ending can be cut short."""
         return self._validating.is_awaited or self._run.has_returned or self._run.stop.is_decided
 
@@ -197,7 +197,9 @@ class Ending:
     def on_hooks_overdue(self) -> None:
         attempt = self._run.attempt
         if attempt is not None and attempt.phase == phases.SHUTTING_DOWN:
-            self._run.warn(f"The backend's shutdown took more than {HOOK_TIMEOUT_S:g} s and was left.")
+            self._run.warn(
+                f"The backend's shutdown hook did not return within {HOOK_TIMEOUT_S:g} s; the run ends without it."
+            )
             self.dismiss(attempt)
 
     def dismiss(self, attempt: Attempt) -> None:
@@ -221,7 +223,7 @@ class Ending:
         if attempt is not None and attempt.phase == phases.DISMISSED:
             slow = [m.rank for m in attempt.members if not m.exited]
             self._run.warn(
-                f"Ranks {slow} did not leave within {EXIT_TIMEOUT_S:g} s of their end and were killed."
+                f"Ranks {slow} did not exit within {EXIT_TIMEOUT_S:g} s after training had ended, and were killed."
             )
             self._clearing.clear(attempt, FinishRun())
 

@@ -10,9 +10,9 @@ from powertrain.checkpoint.manifest import Manifest
 from powertrain.engine import base
 from powertrain.run.active_run import ActiveRun
 from powertrain.run.checkpoints.committer import Committer, Done, Trouble
+from powertrain.run.checkpoints.manager import CheckpointManager
 from powertrain.run.checkpoints.queries import CheckpointQueries
 from powertrain.run.checkpoints.settling import Settling
-from powertrain.run.checkpoints.tracker import Checkpoints
 from powertrain.run.checkpoints.validating import Validating
 from powertrain.run.deadlines import Deadline
 from powertrain.run.debugging.attaching import DebuggerAttachment
@@ -92,9 +92,9 @@ class Parts:
         self.engine_events = EngineEvents(run, self.recovery)
         self.messages = WorkerMessages(run, self.reports, self._message_handlers())
 
-    def _make_checkpoints(self, chain: Chain, from_checkpoint: Manifest | None) -> Checkpoints:
+    def _make_checkpoints(self, chain: Chain, from_checkpoint: Manifest | None) -> CheckpointManager:
         run = self._run
-        return Checkpoints(
+        return CheckpointManager(
             run.storage,
             chain,
             run.spec.checkpoints,
@@ -171,8 +171,8 @@ class Parts:
             WarningPosted: lambda posted: run.warn(posted.message),
             Done: lambda done: done.then(done.result, done.error),
             Trouble: lambda trouble: trouble.say(trouble.reason, trouble.place),
-            from_worker.Carried: run.checkpoints.carried,
-            from_worker.CarryTrouble: run.checkpoints.trouble,
+            from_worker.ShareUploaded: run.checkpoints.on_share_uploaded,
+            from_worker.UploadTrouble: run.checkpoints.trouble,
             HookDone: self.starting.on_hook_done,
             Typed: self.debuggers.on_typed,
         }
@@ -199,8 +199,8 @@ class Parts:
             from_worker.Outcome: self.reports.on_outcome,
             from_worker.Noticed: self.notices.on_rank_notice,
             from_worker.Noted: lambda member, message: self.messages.on_noted(member, message),
-            from_worker.Carried: lambda member, message: run.checkpoints.carried(message),
-            from_worker.CarryTrouble: lambda member, message: run.checkpoints.trouble(message),
+            from_worker.ShareUploaded: lambda member, message: run.checkpoints.on_share_uploaded(message),
+            from_worker.UploadTrouble: lambda member, message: run.checkpoints.trouble(message),
             from_worker.StagingFull: self.settling.on_staging_full,
             from_worker.AskCheckpoints: run.queries.add,
             from_worker.DebugOpened: self.debuggers.on_message,

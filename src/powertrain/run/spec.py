@@ -77,7 +77,7 @@ class RunSpec:
     trace: TraceSettings | None = None
     #: True when an error opens a debugger before the rank ends.
     post_mortem: bool = False
-    #: True where ranks run whole scripts: the exit code 0 is a good end without a word too, and once one has ended
+    #: True where ranks run whole scripts: the exit code 0 is a good end also without a message, and once one has ended
     #: after a request to end, the others have ``signal_grace`` seconds.
     runs_scripts: bool = False
     #: True when every report waits for all ranks.

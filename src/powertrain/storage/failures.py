@@ -26,7 +26,7 @@ _NOT_THE_STORES = (TypeError, AttributeError, NameError, AssertionError, MemoryE
 
 
 class TryAgain(Exception):
-    """An attempt settled nothing."""
+    """The outcome of an attempt is unknown, and another may succeed."""
 
 
 def passing_reason(error: BaseException, key: str | None, address: Address) -> str:

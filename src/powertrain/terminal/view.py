@@ -195,7 +195,7 @@ def live_rows(view: RunView, now: float, bars: Sequence[tuple[int, str]] = ()) -
     if view.phases and view.row_time == 0 and view.state in (lifecycle.STARTING, lifecycle.TRAINING):
         rows.append([("start-up ", "dim"), (phases_text(view), "")])
     if view.state == lifecycle.STARTING and view.not_up():
-        rows.append([(f"waiting for {rank_list(view.not_up())} to come up", "yellow")])
+        rows.append([(f"waiting for {rank_list(view.not_up())} to connect", "yellow")])
     if view.row_time:
         rows.append(_row_line(view, now))
     if view.data:

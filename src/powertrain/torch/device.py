@@ -10,7 +10,7 @@ import torch
 from powertrain.torch.mixed_precision import LossScaler
 
 if TYPE_CHECKING:
-    from powertrain.worker.session import TrainContext
+    from powertrain.worker.train_context import TrainContext
 
 
 def device_of_loader() -> torch.device:

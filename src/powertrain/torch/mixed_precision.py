@@ -105,7 +105,7 @@ class LossScaler(torch.amp.GradScaler):
 
     def scale(self, outputs: Any) -> Any:
         """Multiply a loss, or several, by the scale."""
-        self.settle()
+        self.update_if_stepped()
         return super().scale(outputs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -123,19 +123,19 @@ class LossScaler(torch.amp.GradScaler):
         self._has_stepped = False
         super().update(new_scale)
 
-    def settle(self) -> None:
+    def update_if_stepped(self) -> None:
         """Make the change of scale that the newest steps require."""
         if self._has_stepped:
             self.update()
 
     def get_scale(self) -> float:
         """Return the scale of the next loss."""
-        self.settle()
+        self.update_if_stepped()
         return super().get_scale()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the newest steps."""
-        self.settle()
+        self.update_if_stepped()
         return super().state_dict()
 
 

@@ -46,7 +46,7 @@ def chosen(given: Iterable[Any], directory: str) -> list[Tracker]:
     Raises:
         ConfigError: A name is not known or used twice, a package is missing, or a setting.
     """
-    trackers = [_settled(one, directory) for one in given]
+    trackers = [_complete(one, directory) for one in given]
     twice = [name for name, count in Counter(tracker.name for tracker in trackers).items() if count > 1]
     if twice:
         raise ConfigError(
@@ -55,17 +55,17 @@ def chosen(given: Iterable[Any], directory: str) -> list[Tracker]:
     return trackers
 
 
-def _settled(given: Any, directory: str) -> Tracker:
+def _complete(given: Any, directory: str) -> Tracker:
     tracker = _by_name(given)() if isinstance(given, str) else given
-    settled = tracker.settled(directory)
+    complete = tracker.settled(directory)
     try:
-        tracker_name(settled.name)
+        tracker_name(complete.name)
     except Refusal as refusal:
         raise ConfigError(
-            f"The tracker {type(settled).__name__} has the name {shorten(settled.name)}, which cannot be used: "
+            f"The tracker {type(complete).__name__} has the name {shorten(complete.name)}, which cannot be used: "
             f"{refusal.why}. {refusal.fix}"
         ) from None
-    return settled
+    return complete
 
 
 def _by_name(name: str) -> type[Tracker]:
@@ -88,7 +88,7 @@ def _by_name(name: str) -> type[Tracker]:
 
 
 def keep(storage: Storage, trackers: Sequence[Tracker], run: TrackedRun) -> str:
-    """Keep a run's trackers, and what they are told of it, in its directory, signed.
+    """Keep a run's trackers, and the facts of the run that they get, in its directory, signed.
 
     Returns "" or why they could not be kept.
     """
@@ -101,7 +101,7 @@ def keep(storage: Storage, trackers: Sequence[Tracker], run: TrackedRun) -> str:
 
 
 def kept(storage: Storage) -> tuple[list[Tracker], TrackedRun]:
-    """Return the trackers that a run was started with, and what they are told of it.
+    """Return the trackers that a run was started with, and the facts of the run that they get.
 
     Raises:
         StorageError: It has none, or they were not written by this user on this machine.

@@ -41,7 +41,7 @@ class TrackerProcess:
     """Sends the points of one run to its trackers, from its construction to :meth:`finish`."""
 
     def __init__(
-        self, assignment: Assignment, log_path: str, command: str, tell: Callable[[str], None]
+        self, assignment: Assignment, log_path: str, command: str, show: Callable[[str], None]
     ) -> None:
         """Start the process.
 
@@ -49,13 +49,13 @@ class TrackerProcess:
             assignment: Run and trackers.
             log_path: A file for what the process prints.
             command: What sends the rest later.
-            tell: Shows a sentence while the run goes on. Called on a thread of its own.
+            show: Shows a sentence while the run goes on. Called on a thread of its own.
 
         Raises:
             ConfigError: A tracker cannot be sent to another process.
             OSError: It cannot be started.
         """
-        self._command, self._tell, self._log_path = command, tell, log_path
+        self._command, self._show, self._log_path = command, show, log_path
         try:
             data = cloudpickle.dumps(assignment)
         except Exception as error:  # whatever the user's objects do when they are pickled
@@ -121,14 +121,14 @@ class TrackerProcess:
                 with contextlib.suppress(msgspec.MsgspecError):
                     self._take(msgspec.json.decode(line, type=TrackerMessage))
         if self._unsent is None and not self._is_ending:
-            self._tell(self._about_silence())
+            self._show(self._about_silence())
         self._answered.set()
         with contextlib.suppress(OSError):
             stdin.close()
 
     def _take(self, message: TrackerMessage) -> None:
-        if message.say:
-            self._tell(message.say)
+        if message.text:
+            self._show(message.text)
         if message.unsent is not None:
             self._unsent = message.unsent
             self._answered.set()
@@ -144,12 +144,12 @@ class TrackerProcess:
 
 
 def start(
-    storage: Storage, trackers: list[Tracker], run: TrackedRun, tell: Callable[[str], None]
+    storage: Storage, trackers: list[Tracker], run: TrackedRun, show: Callable[[str], None]
 ) -> TrackerProcess:
     """Start sending a run's points. Output of the process goes to ``logs/trackers.log`` of a run on this machine."""
     command = f"powertrain track {shlex.quote(without_secrets(storage.uri))}"
     log = storage.local_path("logs/trackers.log")
-    return TrackerProcess(Assignment(storage, trackers, run), str(log or ""), command, tell)
+    return TrackerProcess(Assignment(storage, trackers, run), str(log or ""), command, show)
 
 
 def patience(config: RunConfig, is_to_leave: bool) -> float:

@@ -46,7 +46,7 @@ class EndRequest(msgspec.Struct, frozen=True):
 class TrackerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message of the process: a sentence to show, or at its end the unsent points."""
 
-    say: str = ""
+    text: str = ""
     unsent: tuple[Unsent, ...] | None = None
 
 
@@ -60,7 +60,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 def live(parent: int) -> NoReturn:
     """Run the process: read the assignment from standard input, send until the end is requested there."""
-    told = os.fdopen(os.dup(1), "wb", buffering=0)
+    output = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # packages print to where their output is kept, not between our messages
     threading.Thread(target=end_with_parent, args=(parent,), name="powertrain-parent", daemon=True).start()
     os.nice(_NICENESS)
@@ -68,29 +68,30 @@ def live(parent: int) -> NoReturn:
     (length,) = HEAD.unpack(stdin.read(HEAD.size))
     assignment: Assignment = pickle.loads(stdin.read(length))
     with sending_alone(assignment.storage):
-        _serve(assignment, stdin, _Voice(told))
-    told.close()
+        _serve(assignment, stdin, _MessageWriter(output))
+    output.close()
     sys.stderr.flush()
     os._exit(0)  # threads that are stuck in a tracker's call, and hooks of packages, are not waited for
 
 
-class _Voice:
+class _MessageWriter:
     """Writes messages, one a line. Any thread."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._guard = file, threading.Lock()
 
-    def tell(self, message: TrackerMessage) -> None:
+    def write(self, message: TrackerMessage) -> None:
         with self._guard, contextlib.suppress(OSError):  # the driver may be gone
             self._file.write(msgspec.json.encode(message) + b"\n")
 
-    def say(self, text: str) -> None:
-        self.tell(TrackerMessage(say=text))
+    def write_text(self, text: str) -> None:
+        self.write(TrackerMessage(text=text))
 
 
-def _serve(assignment: Assignment, stdin: BinaryIO, voice: _Voice) -> None:
+def _serve(assignment: Assignment, stdin: BinaryIO, writer: _MessageWriter) -> None:
     senders = [
-        Sender(tracker, assignment.storage, assignment.run, voice.say) for tracker in assignment.trackers
+        Sender(tracker, assignment.storage, assignment.run, writer.write_text)
+        for tracker in assignment.trackers
     ]
     results: dict[str, Unsent | None] = {}
 
@@ -113,7 +114,7 @@ def _serve(assignment: Assignment, stdin: BinaryIO, voice: _Voice) -> None:
         sender.end(RunEnding(request.state, request.reason, request.findings), request.within)
     for thread in threads:
         thread.join(max(0.0, deadline + _STUCK_TIMEOUT_S - time.monotonic()))
-    voice.tell(TrackerMessage(unsent=_left(senders, results)))
+    writer.write(TrackerMessage(unsent=_left(senders, results)))
 
 
 def _left(senders: Sequence[Sender], results: dict[str, Unsent | None]) -> tuple[Unsent, ...]:

@@ -25,7 +25,7 @@ from powertrain.trackers.reading import PointReader, ReadPosition, StoredPoint
 
 #: Points that are read and sent together.
 PAGE_POINTS = 2000
-#: Seconds between two looks for new points, where storage is of this machine and where it is not.
+#: Seconds between two checks for new points, where storage is of this machine and where it is not.
 LOOK_INTERVAL_S, REMOTE_LOOK_INTERVAL_S = 1.0, 5.0
 #: Seconds until a tracker that refused points is tried again: the first time, and at most.
 RETRY_DELAY_S, LONGEST_RETRY_DELAY_S = 1.0, 15.0
@@ -54,11 +54,11 @@ class Sender:
     """Sends the points of one run to one tracker."""
 
     def __init__(
-        self, tracker: Tracker, storage: Storage, run: TrackedRun, tell: Callable[[str], None]
+        self, tracker: Tracker, storage: Storage, run: TrackedRun, show: Callable[[str], None]
     ) -> None:
-        """``run`` has no key and no id: these come from the run's directory. ``tell`` shows a sentence."""
+        """``run`` has no key and no id: these come from the run's directory. ``show`` shows a sentence."""
         self.name = tracker.name
-        self._tracker, self._storage, self._facts, self._tell = tracker, storage, run, tell
+        self._tracker, self._storage, self._facts, self._show = tracker, storage, run, show
         self._reader = PointReader(storage)
         self._session: TrackerSession | None = None
         self._cursor: cursors.Cursor | None = None
@@ -237,14 +237,14 @@ class Sender:
         self._refused_since = 0.0
         if self.problem and self._session is not None:
             self.problem = ""
-            self._tell(f"The tracker {self.name!r} takes points again; what it missed is being sent.")
+            self._show(f"The tracker {self.name!r} takes points again; what it missed is being sent.")
 
     def _mark_problem(self, error: Exception) -> None:
         """Make a new session after an error: the state of the old one may be wrong."""
         was_well, self.problem = not self.problem, _in_words(error)
         self._close()
         if was_well and self._ending is None:
-            self._tell(
+            self._show(
                 f"The tracker {self.name!r} refuses points: {self.problem}. Training is not affected; the points are "
                 "in the run's directory, and sending them is tried again."
             )

@@ -97,8 +97,8 @@ class _TensorBoardSession(TrackerSession):
 
     def finish(self, ending: RunEnding) -> None:
         """Write state, reason and findings as text."""
-        told = {"state": ending.state, "reason": ending.reason, "findings": ", ".join(ending.findings)}
-        self._write_text("run", _as_table({name: text for name, text in told.items() if text}), time.time())
+        facts = {"state": ending.state, "reason": ending.reason, "findings": ", ".join(ending.findings)}
+        self._write_text("run", _as_table({name: text for name, text in facts.items() if text}), time.time())
         self._flush()
 
     def close(self) -> None:

@@ -107,12 +107,12 @@ class _WandBSession(TrackerSession):
 
     def finish(self, ending: RunEnding) -> None:
         """Record the end in the summary; W&B's process writes and sends its points."""
-        told = {
+        summary = {
             "powertrain/state": ending.state,
             "powertrain/reason": ending.reason,
             "powertrain/findings": ", ".join(ending.findings),
         }
-        self._run.summary.update(told)
+        self._run.summary.update(summary)
         self._run.finish(exit_code=_EXIT_CODES.get(ending.state, 1))
 
     def close(self) -> None:

@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from powertrain.tune.stopper import Stopper
     from powertrain.tune.trainable import PlacementGroupFactory, Trainable, with_parameters, with_resources
     from powertrain.tune.tuner import Tuner
-    from powertrain.worker.context import get_context, report
-    from powertrain.worker.session import TrainContext as TuneContext
-    from powertrain.worker.session import get_checkpoint
+    from powertrain.worker.context import get_checkpoint, get_context, report
+    from powertrain.worker.train_context import TrainContext as TuneContext
 
 #: Public names by module: importing this package loads none of the modules.
 _LATER = {
@@ -63,12 +62,12 @@ _LATER = {
     "SyncConfig": "powertrain.config.checkpoint",
     "Trainable": "powertrain.tune.trainable",
     "TuneConfig": "powertrain.tune.config",
-    "TuneContext": "powertrain.worker.session:TrainContext",
+    "TuneContext": "powertrain.worker.train_context:TrainContext",
     "TuneError": "powertrain.errors",
     "Tuner": "powertrain.tune.tuner",
     "create_scheduler": "powertrain.tune.schedulers",
     "create_searcher": "powertrain.tune.search",
-    "get_checkpoint": "powertrain.worker.session",
+    "get_checkpoint": "powertrain.worker.context",
     "get_context": "powertrain.worker.context",
     "register_trainable": "powertrain.tune.registry",
     "report": "powertrain.worker.context",

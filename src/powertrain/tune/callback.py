@@ -146,10 +146,10 @@ class CallbackList:
 
     Args:
         callbacks: The callbacks. A callback without a method for a hook is skipped.
-        tell: Called with one sentence for each callback and hook that raised, once.
+        warn: Called with one sentence for each callback and hook that raised, once.
     """
 
-    def __init__(self, callbacks: Sequence[Any], tell: Callable[[str], None]) -> None:
+    def __init__(self, callbacks: Sequence[Any], warn: Callable[[str], None]) -> None:
         for callback in callbacks:
             if isinstance(callback, type):
                 raise ConfigError(
@@ -161,8 +161,8 @@ class CallbackList:
                     f"callbacks=[{shorten(callback)}] has none of the hooks of a callback. Derive its class from "
                     "powertrain.tune.Callback."
                 )
-        self._callbacks, self._tell = tuple(callbacks), tell
-        self._told: set[tuple[int, str]] = set()
+        self._callbacks, self._warn = tuple(callbacks), warn
+        self._shown: set[tuple[int, str]] = set()
         self._is_closed = False
         #: Number of rounds of the sweep: a round is a report and its consequences.
         self._rounds = 0
@@ -224,11 +224,11 @@ class CallbackList:
 
     def _report(self, place: int, method: str, error: BaseException) -> None:
         name = f"{type(self._callbacks[place]).__name__}.{method}"
-        if (place, method) not in self._told:
-            self._told.add((place, method))
+        if (place, method) not in self._shown:
+            self._shown.add((place, method))
             logger.warning("%s raised:\n%s", name, traceback.format_exc())
-            self._tell(
-                f"The callback {name} raised {describe_error(error)}. The sweep continues; this is said once."
+            self._warn(
+                f"The callback {name} raised {describe_error(error)}. The sweep continues; this message is shown once."
             )
 
 

@@ -34,7 +34,7 @@ class TrialNames:
     def __init__(self, tune: TuneConfig, trainable: str, trials: Mapping[str, Trial]) -> None:
         self._tune, self._trials = tune, trials
         self._trainable = _cleaned(trainable).strip("-") or "trial"  # "lambda" for a lambda
-        self._has_told = False
+        self._has_warned = False
 
     def __call__(self, trial: Trial) -> str:
         """Return the name of a trial's directory.
@@ -60,11 +60,11 @@ class TrialNames:
         while self._is_taken(unique):
             suffix = f"_{number}"
             unique, number = f"{name[: NAME_LIMIT_BYTES - len(suffix)]}{suffix}", number + 1
-        if unique != name and not self._has_told:
-            self._has_told = True
+        if unique != name and not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "TuneConfig(%s=...) returned %r for several trials, and each needs a directory of its own: the later "
-                "ones get their number as a suffix, such as %r. This is said once.",
+                "ones get their number as a suffix, such as %r. This message is shown once.",
                 function,
                 name,
                 unique,

@@ -126,7 +126,7 @@ def _draw_curves(axes: Axes, grid: SweepResults, metric: str, best: Trial | None
     axes.set_xlabel("training_iteration")
     axes.set_ylabel(metric)
     if not any(np.isfinite(heights).any() for _, heights in curves.values()):
-        _say(axes, f"no trial has reported a finite {metric!r}")
+        _write_message(axes, f"no trial has reported a finite {metric!r}")
         return
     if has_log_scale(np.concatenate([heights for _, heights in curves.values()])):
         axes.set_yscale("log")
@@ -263,7 +263,7 @@ def _draw_coordinates(
 
     axes.set_title("drawn values", fontsize="small", loc="left")
     if not paths:
-        _say(axes, "no values were drawn")
+        _write_message(axes, "no values were drawn")
         return
     parameters = [
         scale_values([trial.evaluated_params.get(path, MISSING) for trial in trials]) for path in paths
@@ -426,10 +426,12 @@ def _draw_importance(
     axes.set_title("importance of each parameter", fontsize="small", loc="left")
     known = sum(trial.is_ended and not math.isnan(_last(trial, metric)) for trial in trials)
     if known < LEAST_TRIALS:
-        _say(axes, f"too few trials: {known} ended with a value of {metric!r}, and {LEAST_TRIALS} are needed")
+        _write_message(
+            axes, f"too few trials: {known} ended with a value of {metric!r}, and {LEAST_TRIALS} are needed"
+        )
         return
     if not shares:
-        _say(axes, "no values were drawn")
+        _write_message(axes, "no values were drawn")
         return
     ordered = sorted(shares.items(), key=lambda item: item[1] if item[1] is not None else -1.0)
     places = range(len(ordered))
@@ -445,7 +447,7 @@ def _draw_importance(
     )
 
 
-def _say(axes: Axes, text: str) -> None:
+def _write_message(axes: Axes, text: str) -> None:
     """Draw a sentence in place of a panel."""
     from textwrap import fill
 

@@ -247,7 +247,7 @@ class Tuner:
             message = f"the sweep was interrupted and can be continued: Tuner.restore({where!r})"
             if received:
                 raise PreemptedError(message) if received == ["notice"] else KeyboardInterrupt(message)
-            screen.say(message)  # 'powertrain stop': as with a run, the script gets what there is
+            screen.print_line(message)  # 'powertrain stop': as with a run, the script gets what there is
         if self._run.failure_config.fail_fast == "raise" and loop.errors:
             raise next(iter(loop.errors.values()))
         return self._results
@@ -286,7 +286,7 @@ class Tuner:
         starter = TrialStarter(
             self._trainable, self._base, self._run, storage, screen, server, judge, callbacks
         )
-        states = CallbackStates(storage, callbacks, screen.tell)
+        states = CallbackStates(storage, callbacks, screen.warn)
         if earlier:
             states.restore()
 
@@ -304,15 +304,15 @@ class Tuner:
             time_budget_s=self._remaining_budget(judge.state.seconds),
             fail_fast=bool(self._run.failure_config.fail_fast),
             metrics=as_list(judge.searcher.metric or judge.scheduler.metric or self._tune.metric),
-            tell=screen.tell,
+            warn=screen.warn,
             on_trial_end=on_trial_end,
         )
         resume, samples = self._resume or ResumeConfig(), self._tune.num_samples
         loop.begin(self._started(judge), lambda: continuing.resume_facts(judge, resume, samples, time.time()))
         if changes := continuing.describe_changes(before, self._space, self._tune, judge):
-            screen.tell(changes)
+            screen.warn(changes)
         self._remark(screen, unkept, judge)
-        sweep_control.listen(loop, name, lease, kept, stack, screen.tell)
+        sweep_control.listen(loop, name, lease, kept, stack, screen.warn)
         stack.callback(states.store)
         stack.callback(loop.conclude)
         return loop, screen
@@ -399,7 +399,7 @@ class Tuner:
         )
 
     def _callbacks(self, screen: SweepScreen) -> CallbackList:
-        callbacks = CallbackList([c for c in self._run.callbacks if is_of_sweep(c)], screen.tell)
+        callbacks = CallbackList([c for c in self._run.callbacks if is_of_sweep(c)], screen.warn)
         callbacks.call(
             "setup", stop=self._run.stop, num_samples=self._tune.num_samples, total_num_samples=screen.total
         )
@@ -452,16 +452,16 @@ class Tuner:
             checkpoint_config=checkpoint_config_of(self._trainable, self._run),
         )
         if ineffective := without_effect([self._tune, run]):
-            screen.tell(ineffective)
+            screen.warn(ineffective)
         if unkept:
-            screen.tell(f"Tuner.restore(path) will need the function again: it could not be kept ({unkept}).")
+            screen.warn(f"Tuner.restore(path) will need the function again: it could not be kept ({unkept}).")
         if judge.changed_decisions:
-            screen.tell(
+            screen.warn(
                 f"The scheduler would decide otherwise in {judge.changed_decisions} cases that were decided before the "
                 "restart. Those decisions stand."
             )
         if judge.changed_suggestions:
-            screen.tell(
+            screen.warn(
                 f"The searcher would suggest something else for {judge.changed_suggestions} trials that the sweep has. "
                 "They keep their configurations, and the searcher learns from those."
             )

@@ -11,6 +11,7 @@ _SOURCES = "powertrain.data.sources"
 _FILES = f"{_SOURCES}.files"
 #: Modules that were split or moved, each with the modules that have its classes now.
 _NEW_HOMES: dict[str, tuple[str, ...]] = {
+    "powertrain.checkpoint.saver": ("powertrain.checkpoint.staging",),
     "powertrain.data.images": ("powertrain.data.operations.images",),
     "powertrain.data.operations": tuple(
         f"powertrain.data.operations.{part}" for part in ("functions", "columns", "decode", "runner")
@@ -29,6 +30,7 @@ _NEW_HOMES: dict[str, tuple[str, ...]] = {
     f"{_SOURCES}.text": (f"{_FILES}.text",),
     f"{_SOURCES}.text_types": (f"{_FILES}.text_types",),
     "powertrain.result": ("powertrain.result.result",),
+    "powertrain.worker.session": ("powertrain.worker.context", "powertrain.worker.train_context"),
 }
 
 

@@ -8,7 +8,6 @@ import msgspec
 
 from powertrain.wire.from_controller import (
     Ack,
-    Carry,
     CheckpointSettled,
     DebugEnd,
     DebugGrant,
@@ -26,6 +25,7 @@ from powertrain.wire.from_controller import (
     RowClosed,
     Train,
     Unstaged,
+    UploadShare,
 )
 from powertrain.wire.from_node import (
     NodeBeat,
@@ -39,8 +39,6 @@ from powertrain.wire.from_worker import (
     Arrived,
     AskCheckpoints,
     Beat,
-    Carried,
-    CarryTrouble,
     DebugClosed,
     DebugOpened,
     DebugOutput,
@@ -55,9 +53,11 @@ from powertrain.wire.from_worker import (
     Outcome,
     Profiled,
     Reached,
+    ShareUploaded,
     Stacks,
     StagingFull,
     Telemetry,
+    UploadTrouble,
     Validated,
 )
 from powertrain.wire.to_node import EndNode, LookAt, SignalProcess, StartProcess
@@ -78,8 +78,8 @@ FromWorker = Union[
     Outcome,
     Profiled,
     Noted,
-    Carried,
-    CarryTrouble,
+    ShareUploaded,
+    UploadTrouble,
     StagingFull,
     AskCheckpoints,
     Validated,
@@ -122,7 +122,7 @@ FromController = Union[
     Profile,
     RowClosed,
     Dismissed,
-    Carry,
+    UploadShare,
     Drop,
     Unstaged,
     CheckpointSettled,

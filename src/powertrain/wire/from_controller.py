@@ -99,7 +99,7 @@ class Dismissed(Message, frozen=True, tag="dismissed"):
     summary: dict[str, Any] = {}
 
 
-class Carry(Message, frozen=True, tag="carry"):
+class UploadShare(Message, frozen=True, tag="carry"):
     """Put these files of a staged share into storage, below ``checkpoints/{checkpoint}/``; then remove the share."""
 
     attempt: int
@@ -113,7 +113,7 @@ class Carry(Message, frozen=True, tag="carry"):
 
 
 class Drop(Message, frozen=True, tag="drop"):
-    """Forget a share that was to be carried, and remove it."""
+    """Forget a share that was to be uploaded, and remove it."""
 
     attempt: int
     row: int

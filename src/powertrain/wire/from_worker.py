@@ -135,7 +135,7 @@ class Noted(Message, frozen=True, tag="noted"):
     once: bool = False
 
 
-class Carried(Message, frozen=True, tag="carried"):
+class ShareUploaded(Message, frozen=True, tag="carried"):
     """A rank's share of a row's checkpoint is durable in storage with these hashes, or will not be: ``error``."""
 
     attempt: Count
@@ -149,7 +149,7 @@ class Carried(Message, frozen=True, tag="carried"):
     error_place: str = ""
 
 
-class CarryTrouble(Message, frozen=True, tag="carry_trouble"):
+class UploadTrouble(Message, frozen=True, tag="carry_trouble"):
     """An upload to storage failed or timed out and is retried; ``reason`` is the storage's error."""
 
     attempt: Count

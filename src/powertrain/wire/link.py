@@ -50,28 +50,28 @@ class Link:
 
     def __init__(
         self,
-        door: ConnectionInfo,
+        connection: ConnectionInfo,
         rank: int,
         attempt: int,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
     ) -> None:
         """Create a link. Several links of a process share one ``context``, which outlives them all."""
         self._rank, self._attempt = rank, attempt
-        self.endpoint = door.endpoint
+        self.endpoint = connection.endpoint
         self._owns_context = context is None
         self._context = context or zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.curve_serverkey = door.hub_key
+        self._socket.curve_serverkey = connection.hub_key
         self._socket.curve_publickey, self._socket.curve_secretkey = (
-            door.keys.public,
-            door.keys.secret,
+            connection.keys.public,
+            connection.keys.secret,
         )
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, HEADER.size + limits.FRAME_LIMIT + limits.ENCRYPTION)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._socket.connect(door.endpoint)
+        self._socket.connect(connection.endpoint)
         self._wake = Wakeup()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -94,7 +94,7 @@ class Link:
         return 0 if self._waiting else self.WINDOW - len(self._unacked)
 
     @property
-    def settled(self) -> bool:
+    def is_acknowledged(self) -> bool:
         """True when everything sent has been acknowledged."""
         return not self._unacked and not self._waiting
 
@@ -148,7 +148,7 @@ class Link:
         A part that is too large for a message is left out, and the run is notified instead. Raises :class:`WireError`
         where nothing can be left out."""
         for body in self._bodies(list(messages), boundary, row, extras or {}):
-            if self.settled:
+            if self.is_acknowledged:
                 self._heard = time.monotonic()
             self._waiting.append(cut_into_frames(body, self._seq + 1))
             self._seq += frame_count(body)

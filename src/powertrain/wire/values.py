@@ -63,12 +63,12 @@ class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True):
     #: The user's directory that was moved to ``staged``: its files go back there should the checkpoint fail. "" where
     #: the user's files are still in their place, or were written for the run.
     taken: str = ""
-    #: Where the user put the files himself (a path or address); nothing is staged or carried then.
+    #: Where the user's own code put the files (a path or address); nothing is staged or uploaded then.
     elsewhere: str = ""
     #: The reason for a missing share of a reported checkpoint, such as a full disk, and its place.
     error: str = ""
     error_place: str = ""
-    #: True while the user's own upload function runs in the rank: :class:`Carried` has the place of the files.
+    #: True while the user's own upload function runs in the rank: :class:`ShareUploaded` has the place of the files.
     pending: bool = False
     #: Asked for with ``report(validation=...)``: arguments for the function, merged over the trainer's.
     validation: ValidationRequest | None = None

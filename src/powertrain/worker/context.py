@@ -27,16 +27,17 @@ from powertrain.values.arguments import as_flag, as_seconds, shorten
 from powertrain.wire.values import Point
 from powertrain.worker.checkpoints import saving
 from powertrain.worker.progress import StopRun, progress
-from powertrain.worker.session import current
+from powertrain.worker.session import checkpoint_to_resume_from, current
 from powertrain.worker.values import read
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint
-    from powertrain.checkpoint.saver import CheckpointDirectory
+    from powertrain.checkpoint.staging import CheckpointDirectory
     from powertrain.data.ray.shard import StreamedShard
     from powertrain.data.shard import DataShard
     from powertrain.worker.place import Place
-    from powertrain.worker.session import Session, TrainContext
+    from powertrain.worker.session import Session
+    from powertrain.worker.train_context import TrainContext
 
 
 T = TypeVar("T")
@@ -69,6 +70,32 @@ def get_context() -> TrainContext:
             print("this is rank 0")
     """
     return current("get_context").context
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """Return the checkpoint to resume from.
+
+    It is this run's newest at the start of the attempt, or ``resume_from_checkpoint``. From then on the shards of this
+    run's datasets continue from the position in that checkpoint.
+
+    After a report of this rank with a wait (``checkpoint_upload_mode`` SYNC, ``barrier=True``, or
+    ``RunConfig(report_barrier=True)``), it is the newest checkpoint that was reported; it is committed when this
+    returns.
+
+    Returns:
+        The checkpoint; None at the start of a new run.
+
+    Raises:
+        OutsideWorkerError: It was called outside a training function.
+
+    Example::
+
+        checkpoint = powertrain.get_checkpoint()
+        if checkpoint is not None:
+            with checkpoint.as_directory() as directory:
+                model.load_state_dict(torch.load(os.path.join(directory, "model.pt")))
+    """
+    return checkpoint_to_resume_from(current("get_checkpoint"))
 
 
 def report(

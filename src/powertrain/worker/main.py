@@ -23,7 +23,7 @@ from powertrain.text.errors import message_of
 from powertrain.text.redaction import redact
 from powertrain.trace.stacks import stacks
 from powertrain.wire import hub
-from powertrain.wire.from_controller import Carry, Dismissed, Drop, Execute, Train
+from powertrain.wire.from_controller import Dismissed, Drop, Execute, Train, UploadShare
 from powertrain.wire.from_worker import DebugQuit, Executed, Hello, Noted, Outcome
 from powertrain.wire.keys import ConnectionInfo
 from powertrain.worker import context, failure
@@ -43,7 +43,7 @@ from powertrain.worker.signals import NoticedSignals
 from powertrain.worker.tracing import TraceSettings, Tracing, Untraced
 
 if TYPE_CHECKING:
-    from powertrain.checkpoint.uploader import Carrier
+    from powertrain.checkpoint.uploader import ShareUploader
 
 #: "package.module:function" for :class:`powertrain.engine.base.ProcessSpec`.
 ENTRY = "powertrain.worker.main:run"
@@ -61,7 +61,7 @@ _BROKEN = Dismissed(summary={"broken": True})
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one rank needs, as one payload."""
 
-    door: ConnectionInfo
+    connection: ConnectionInfo
     place: Place
     #: The pickled training function and its config; empty where the process has them already (``local_function``).
     function: bytes = b""
@@ -70,7 +70,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: Index of this rank's GPU among those visible to it; -1 for none.
     device: int = -1
     seed: int = 0
-    #: The run's pickled storage, for a rank that carries its own shares of checkpoints, and how long it tries.
+    #: The run's pickled storage, for a rank that uploads its own shares of checkpoints, and how long it tries.
     storage: bytes = b""
     sync_timeout: float = 1800.0
     #: The pickled datasets of the run; empty where there are none, or the process has them already.
@@ -118,7 +118,7 @@ class Rank:
         if threading.current_thread() is threading.main_thread():
             self._signals = NoticedSignals(_end_at_once if is_users_own else None)
         self._service = Service(
-            spec.door,
+            spec.connection,
             self._place.rank,
             self._place.attempt,
             self._gate,
@@ -130,7 +130,7 @@ class Rank:
             signals=self._signals,
         )
         self._debugger = self._make_debugger(native=is_users_own)
-        self._carrier: Carrier | None = None
+        self._uploader: ShareUploader | None = None
         self._untraced: Untraced | None = None
         #: The summary of the controller at the end: see ``wire.Dismissed``.
         self.summary: dict[str, Any] = {}
@@ -147,7 +147,7 @@ class Rank:
 
     def live(self) -> int:
         """Run from handshake to dismissal. Never raises for errors of the user's code."""
-        self._service.on_carry = self._carry
+        self._service.on_upload_order = self._handle_upload_order
         self._service.send_now(Hello(pid=os.getpid(), host=os.uname().nodename))
         session = self._session = Session(self._place, self._service, self._gate, self._spec.datasets)
         session.device = self._spec.device
@@ -178,22 +178,22 @@ class Rank:
             if self._signals is not None:
                 self._signals.close()
             session.close()
-            if self._carrier is not None:
-                self._carrier.close()
+            if self._uploader is not None:
+                self._uploader.close()
 
-    def _carry(self, order: Carry | Drop) -> None:
+    def _handle_upload_order(self, order: UploadShare | Drop) -> None:
         """Upload a share of this rank itself: there is no uploader on this node. Service thread."""
-        if self._carrier is None:
-            from powertrain.checkpoint.uploader import Carrier
+        if self._uploader is None:
+            from powertrain.checkpoint.uploader import ShareUploader
 
             storage = self._spec.storage
-            self._carrier = Carrier(
+            self._uploader = ShareUploader(
                 lambda: pickle.loads(storage), self._service.send_now, self._spec.sync_timeout
             )
-        if isinstance(order, Carry):
-            self._carrier.carry(order)
+        if isinstance(order, UploadShare):
+            self._uploader.upload(order)
         else:
-            self._carrier.drop(order)
+            self._uploader.drop(order)
 
     def _on_service_failure(self, code: int = 1) -> None:
         """Exit at once after the side thread has failed, so that the engine notifies the controller."""

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import os
 import pickle
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from powertrain.errors import CollectiveError, OutsideWorkerError
-from powertrain.text.redaction import strip_secrets
 from powertrain.trace.recording import current as recording_current
 from powertrain.trace.recording.phases import COLLECTIVE, REPORT
 from powertrain.wire import limits
 from powertrain.wire.from_worker import Arrived, Noted, Reached, StagingFull
 from powertrain.worker.checkpoints.row_mark import RowMark
 from powertrain.worker.checkpoints.shared_directory import listing_of
-from powertrain.worker.checkpoints.storage_context import StorageContext
 from powertrain.worker.data.shards import Shards
 from powertrain.worker.progress import Boundaries, Gate
+from powertrain.worker.train_context import TrainContext
 from powertrain.worker.values import DroppedValues
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.checkpoint.saver import Staging
+    from powertrain.checkpoint.staging import Staging
     from powertrain.storage import Storage
-    from powertrain.worker.data.batch_plan import BatchPlan
     from powertrain.worker.place import Place
     from powertrain.worker.service.service import Service
 
@@ -44,7 +41,7 @@ class Session:
         self.before = listing_of(place.run.launch_dir)
         #: Names that were left out of such checkpoints with a warning, and those that did not come to rest in time.
         self.left_out: set[str] = set()
-        self.unsettled: set[str] = set()
+        self.changing_files: set[str] = set()
         #: Index of this rank's GPU among those visible to it; -1 for none.
         self.device = -1
         self.row = service.row = place.first_row - 1
@@ -57,7 +54,7 @@ class Session:
         self.registered: dict[str, Any] = {}
         self.mark = RowMark(place.files.mark)
         self.boundaries = Boundaries(gate, lambda: bool(self.registered), self._stands_at)
-        self.context = TrainContext(self)
+        self.context = TrainContext(place, self.boundaries)
         self.data = Shards(self, datasets)
         self.dropped = DroppedValues(lambda message: service.post(Noted(message=message, once=True)))
         service.describe_data = self.data.described
@@ -70,7 +67,7 @@ class Session:
     @cached_property
     def staging(self) -> Staging:
         """Return this rank's part of the node's staging area."""
-        from powertrain.checkpoint.saver import Staging
+        from powertrain.checkpoint.staging import Staging
 
         place = self.place
         staging = Staging(
@@ -84,7 +81,7 @@ class Session:
                 StagingFull(row=row, needed=needed, limit=limit)
             ),
         )
-        self.service.on_settled = lambda settled: staging.settled(settled.row)
+        self.service.on_share_freed = lambda message: staging.free_share(message.row)
         self.service.when_over(staging.close)
         return staging
 
@@ -129,117 +126,6 @@ class Session:
         return opened.data
 
 
-class TrainContext:
-    """Facts about this rank and its run. Every getter of Ray Train's context is here."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._place = session.place
-
-    def __repr__(self) -> str:
-        p = self._place
-        return (
-            f"TrainContext(rank={p.rank}, world_size={p.world_size}, run={p.run.name!r}, attempt={p.attempt})"
-        )
-
-    @property
-    def launch_dir(self) -> str:
-        """Return the directory the driver was started in; it is on ``sys.path`` of every worker."""
-        return self._place.run.launch_dir
-
-    def get_world_rank(self) -> int:
-        """Return this rank, from 0, over all nodes."""
-        return self._place.rank
-
-    def get_world_size(self) -> int:
-        """Return the number of ranks."""
-        return self._place.world_size
-
-    def get_local_rank(self) -> int:
-        """Return this rank among those of its node; also the index of its GPU."""
-        return self._place.local_rank
-
-    def get_local_world_size(self) -> int:
-        """Return the number of ranks on this node."""
-        return self._place.local_world_size
-
-    def get_node_rank(self) -> int:
-        """Return the number of this node, from 0."""
-        return self._place.node_rank
-
-    def get_experiment_name(self) -> str:
-        """Return the run's name; in a trial of a sweep, that of the sweep."""
-        return self._place.run.sweep or self._place.run.name
-
-    def get_trial_name(self) -> str:
-        """Return the run's name: a trial of a sweep is an ordinary run."""
-        return self._place.run.name
-
-    def get_trial_id(self) -> str:
-        """Return the run's name, which identifies it; in a trial of a sweep, the id of the trial."""
-        return self._place.run.trial_id or self._place.run.name
-
-    def get_trial_resources(self) -> dict[str, float]:
-        """Return the resources of this worker, by name."""
-        return dict(self._place.run.resources)
-
-    def get_trial_dir(self) -> str:
-        """Return the run's directory in storage, without credentials."""
-        return strip_secrets(self._place.run.path)
-
-    def get_storage(self) -> StorageContext:
-        """Return the storage path under which runs lie, with its file system and the places of this run.
-
-        It is the path as text. For a loop that uploads checkpoints by itself::
-
-            path = get_context().get_storage().build_checkpoint_path_from_name(f"epoch-{epoch}")
-            torch.distributed.checkpoint.save(state, checkpoint_id=path)
-            report(metrics, Checkpoint(path), checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
-        """
-        place = self._place
-        return StorageContext(place.run.storage_path, place.run.name, place.run.filesystem)
-
-    def get_metadata(self) -> dict[str, Any]:
-        """Return the ``metadata=`` of the trainer."""
-        return dict(self._place.run.metadata)
-
-    def get_attempt(self) -> int:
-        """Return how many times this run was started before, failures and resumes counted."""
-        return self._place.attempt
-
-    def resize_pending(self) -> bool:
-        """Return True when the run will continue with another number of workers after its next checkpoint.
-
-        The same on every rank at the same place of its loop. A loop that saves rarely can save and report now; one
-        whose state is registered, or that asks :func:`should_checkpoint`, need not care.
-        """
-        return self._session.boundaries.resize_to > 0
-
-    def batch_plan(self, global_batch_size: int, max_micro_batch: int | None = None) -> BatchPlan:
-        """Return this rank's part of each optimizer step, for one global batch size at any world size.
-
-        A model from ``prepare_model`` weighs this rank's gradient accordingly, by the plan that was made or iterated
-        last: see :class:`BatchPlan`.
-
-        Args:
-            global_batch_size: Samples of one optimizer step, over all ranks.
-            max_micro_batch: The most samples that fit on the device at once; None for no limit.
-
-        Returns:
-            The plan: the micro-batches of this rank, and the weight of its gradient.
-
-        Example::
-
-            plan = powertrain.get_context().batch_plan(global_batch_size=256, max_micro_batch=32)
-        """
-        from powertrain.worker.data import batch_plan
-
-        place = self._place
-        found = batch_plan.plan(global_batch_size, place.rank, place.world_size, max_micro_batch)
-        batch_plan.gradient_weight.set(found.weight)
-        return replace(found, begin=batch_plan.gradient_weight.set)
-
-
 _session: Session | None = None
 
 
@@ -270,30 +156,8 @@ def current(caller: str) -> Session:
     return _session
 
 
-def get_checkpoint() -> Checkpoint | None:
-    """Return the checkpoint to resume from.
-
-    It is this run's newest at the start of the attempt, or ``resume_from_checkpoint``. From then on the shards of this
-    run's datasets continue from the position in that checkpoint.
-
-    After a report of this rank with a wait (``checkpoint_upload_mode`` SYNC, ``barrier=True``, or
-    ``RunConfig(report_barrier=True)``), it is the newest checkpoint that was reported; it is committed when this
-    returns.
-
-    Returns:
-        The checkpoint; None at the start of a new run.
-
-    Raises:
-        OutsideWorkerError: It was called outside a training function.
-
-    Example::
-
-        checkpoint = powertrain.get_checkpoint()
-        if checkpoint is not None:
-            with checkpoint.as_directory() as directory:
-                model.load_state_dict(torch.load(os.path.join(directory, "model.pt")))
-    """
-    session = current("get_checkpoint")
+def checkpoint_to_resume_from(session: Session) -> Checkpoint | None:
+    """Return the checkpoint that ``get_checkpoint`` documents; None at the start of a new run."""
     if session.sees_newest and (newest := _newest_reported(session)) is not None:
         return newest
     session.data.on_checkpoint_requested()

@@ -178,7 +178,7 @@ class Tracing:
 
     def _failed(self, error: Exception) -> None:
         self._is_over = True
-        self._warn(f"This rank is not traced any further: {type(error).__name__}: {error}")
+        self._warn(f"Tracing of this rank has stopped: {type(error).__name__}: {error}")
 
     # -- the service thread
 

@@ -38,7 +38,7 @@ _SEND_TIMEOUT_S = 60.0
 class ValidationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one validation needs, as one payload."""
 
-    door: ConnectionInfo
+    connection: ConnectionInfo
     #: The checkpoint's name, where it lies, and the pickled filesystem it is on, if the user gave one.
     checkpoint: str
     path: str
@@ -59,7 +59,7 @@ def run(payload: bytes) -> int:
     spec = msgspec.msgpack.decode(payload, type=ValidationSpec)
     _prepare(spec)
     result = validate(spec)
-    is_received = _send_result(spec.door, result)
+    is_received = _send_result(spec.connection, result)
     return 0 if is_received and result.error is None else 1
 
 
@@ -115,14 +115,14 @@ def _prepare(spec: ValidationSpec) -> None:
             torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
-def _send_result(door: ConnectionInfo, result: Validated) -> bool:
+def _send_result(connection: ConnectionInfo, result: Validated) -> bool:
     """Send the result; return True once the run has acknowledged it."""
-    link = Link(door, -1, 0)
+    link = Link(connection, -1, 0)
     try:
         link.send([result], 0, 0)
         deadline = time.monotonic() + _SEND_TIMEOUT_S
-        while not link.settled and time.monotonic() < deadline:
+        while not link.is_acknowledged and time.monotonic() < deadline:
             link.poll(1.0)
-        return link.settled
+        return link.is_acknowledged
     finally:
         link.close()

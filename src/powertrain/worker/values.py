@@ -79,7 +79,9 @@ class DroppedValues:
             return
         self._named.add(where)
         if len(self._named) > MOST_WARNINGS:
-            self._warn("More metrics cannot be kept and are left out; they are not named any more.")
+            self._warn(
+                "More metrics cannot be stored. They are left out as well, without a warning for each."
+            )
         else:
             self._warn(dropped_message(where, why))
 

@@ -31,7 +31,7 @@ WITHOUT_TORCH = (
     "freeze",
     "hang_in_a_callback",
     "without_telemetry",
-    "without_carriers",
+    "without_uploaders",
     "without_steering",
 )
 
@@ -244,10 +244,10 @@ def without_telemetry() -> dict[str, Any]:
     return stuck.outcome_without("TelemetryWriter", trainer(loops.never_at_a_boundary, "broken").fit)
 
 
-def without_carriers() -> dict[str, Any]:
+def without_uploaders() -> dict[str, Any]:
     import stuck
 
-    return stuck.outcome_without("Carriers", trainer(loops.never_at_a_boundary, "broken").fit)
+    return stuck.outcome_without("Uploaders", trainer(loops.never_at_a_boundary, "broken").fit)
 
 
 def without_steering() -> dict[str, Any]:

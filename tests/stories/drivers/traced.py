@@ -32,7 +32,7 @@ def marked_steps(config: dict[str, Any]) -> int:
             time.sleep(0.001)
         train.report({"number": number})
     recorder = current.current()
-    recorder.settle()
+    recorder.process_marks()
     return recorder.steps
 
 

@@ -67,17 +67,17 @@ def declared_schema(plan: Plan) -> pa.Schema | None:
     return None if any(IMAGES in (field.metadata or {}) for field in schema) else schema
 
 
-def settled_schema(plan: Plan, first: pa.Schema) -> pa.Schema:
+def schema_to_write(plan: Plan, first: pa.Schema) -> pa.Schema:
     """Return the types to write, given the first rows: as declared, or those of the rows, with lists of any length
     for lists of equal length."""
     declared = declared_schema(plan)
     if declared is not None and set(declared.names) == set(first.names):
         return declared
     source = plan.parts[0].source.inspect().schema
-    return pa.schema([_settled(field, source) for field in first])
+    return pa.schema([_field_to_write(field, source) for field in first])
 
 
-def _settled(field: Any, source: pa.Schema) -> Any:
+def _field_to_write(field: Any, source: pa.Schema) -> Any:
     if not _is_list(field.type):
         return field
     place = source.get_field_index(field.name)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from powertrain.data.arguments import ODD, optional_whole, path_text, shortened, shown
-from powertrain.data.output.tables import as_lists, conformed, pieces_by_bytes, settled_schema
+from powertrain.data.output.tables import as_lists, conformed, pieces_by_bytes, schema_to_write
 from powertrain.data.plan.plan import Plan
 from powertrain.data.sources.files.files import as_arrow_filesystem
 from powertrain.errors import DataError
@@ -88,7 +88,7 @@ def _typed(
     schema: pa.Schema | None = None
     for piece in pieces:
         if schema is None:
-            schema = settled_schema(plan, piece.schema)
+            schema = schema_to_write(plan, piece.schema)
         yield conformed(piece, schema, _MIXED)
     if schema is None:
         yield columns_if_empty().empty_table()

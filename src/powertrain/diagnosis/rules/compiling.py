@@ -8,7 +8,7 @@ from typing import Any
 
 from powertrain.diagnosis import words
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.tables.settled import SettledSteps
+from powertrain.diagnosis.tables.steady import SteadySteps
 
 #: Compilations of one function from which on they are too many: one, and one with dynamic shapes, are usual.
 _MANY = 3
@@ -20,7 +20,7 @@ _SIZE = re.compile(
 )
 
 
-def find(run: SettledSteps, compiled: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Finding]:
+def find(run: SteadySteps, compiled: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Finding]:
     """Return one finding for the function whose recompilations took longest, on the rank where they did."""
     worst = max(
         ((rank, one) for rank, functions in compiled.items() for one in functions if _is_excessive(one, run)),
@@ -64,14 +64,14 @@ def _lost(function: Mapping[str, Any]) -> float:
     return max(0.0, float(function["seconds"]) - float(function["first_seconds"]))
 
 
-def _is_excessive(function: Mapping[str, Any], run: SettledSteps) -> bool:
+def _is_excessive(function: Mapping[str, Any], run: SteadySteps) -> bool:
     lost = _lost(function)
     return (
         int(function["count"]) >= _MANY and lost >= _LEAST_SECONDS and lost >= _LEAST_SHARE * _seconds_of(run)
     )
 
 
-def _seconds_of(run: SettledSteps) -> float:
+def _seconds_of(run: SteadySteps) -> float:
     """Return the seconds of all recorded steps on the slowest rank."""
     totals = run.steps.total.sum(axis=0)
     return float(totals.max()) if totals.size else 0.0

@@ -87,10 +87,10 @@ def _leaks_of_host(ranks: Sequence[Samples]) -> list[_Growing]:
     """The ranks of one host that leak; each with the time that all of them together leave the machine."""
     found = []
     for looks in ranks:
-        settled = _without_startup(looks.while_training())
-        against, by_step = _against(settled)
-        if trend := _worth_telling(steady_growth(against, settled.known("rss"))):
-            found.append((looks, trend, by_step, trend.slope * _per_minute(against, settled.column("time"))))
+        steady = _without_startup(looks.while_training())
+        against, by_step = _against(steady)
+        if trend := _worth_telling(steady_growth(against, steady.known("rss"))):
+            found.append((looks, trend, by_step, trend.slope * _per_minute(against, steady.column("time"))))
     together = sum(per_minute for *_, per_minute in found)
     return [
         _Growing(

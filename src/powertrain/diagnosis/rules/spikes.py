@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powertrain.diagnosis.tables import statistics
-from powertrain.diagnosis.tables.settled import SettledSteps
+from powertrain.diagnosis.tables.steady import SteadySteps
 from powertrain.diagnosis.tables.steps import Floats
 from powertrain.trace.recording import phases
 
@@ -40,7 +40,7 @@ class Periodic:
     """Spikes every ``period`` steps."""
 
     period: int
-    #: Rows of the settled steps that have one.
+    #: Rows of the steady steps that have one.
     rows: Rows
     phase: int
     #: Columns of the ranks on which that phase grows; all of them where it is the run's matter.
@@ -50,20 +50,20 @@ class Periodic:
     cost: float
 
 
-def find(settled: SettledSteps) -> list[Periodic]:
+def find(steady: SteadySteps) -> list[Periodic]:
     """Spikes at equal distances, the costliest first; of phases that grow in the same steps the costliest alone."""
-    first = _first_of_unbroken(settled)
-    critical = settled.critical[first:]
-    if not settled.enough or len(critical) < _FEWEST:
+    first = _first_of_unbroken(steady)
+    critical = steady.critical[first:]
+    if not steady.enough or len(critical) < _FEWEST:
         return []
     step = statistics.median(critical)
     held_up = critical - statistics.running_median(critical, _USUAL_WINDOW)
     found = []
     for phase in range(phases.COUNT):
-        series = settled.longest(phase)[first:]
+        series = steady.longest(phase)[first:]
         if np.count_nonzero(series > statistics.median(series) + _LEVELS[0] * step) >= _FEWEST_SPIKES:
             spikes = _costliest(series, held_up, step)
-            placed = _placed(settled, phase, spikes, first) if spikes is not None else None
+            placed = _placed(steady, phase, spikes, first) if spikes is not None else None
             found += [placed] if placed is not None else []
     kept: list[Periodic] = []
     for one in sorted(found, key=lambda one: -one.cost):
@@ -98,13 +98,13 @@ def _costliest(series: Floats, held_up: Floats, step: float) -> _Spikes | None:
     return best
 
 
-def _first_of_unbroken(settled: SettledSteps) -> int:
+def _first_of_unbroken(steady: SteadySteps) -> int:
     """The first row from which on no step is missing or stands for several."""
-    if len(settled.numbers) < 2:
+    if len(steady.numbers) < 2:
         return 0
-    broken = np.diff(settled.numbers) != 1
-    weight = settled.steps.weight[settled.begins :]
-    if len(weight) == len(settled.numbers):
+    broken = np.diff(steady.numbers) != 1
+    weight = steady.steps.weight[steady.begins :]
+    if len(weight) == len(steady.numbers):
         broken |= weight[:-1] != 1
     places = np.flatnonzero(broken)
     return int(places[-1]) + 1 if places.size else 0
@@ -155,13 +155,13 @@ def _by_chance(hits: int, slots: int, spikes: int, count: int) -> float:
     return statistics.sign_test(hits, slots, elsewhere) * tries
 
 
-def _placed(settled: SettledSteps, phase: int, spikes: _Spikes, first: int) -> Periodic | None:
+def _placed(steady: SteadySteps, phase: int, spikes: _Spikes, first: int) -> Periodic | None:
     """Return the spike with the ranks on which the phase grows; None if ranks or sizes vary, as with hiccups.
 
     Rows count from ``first``.
     """
     rows = spikes.rows + first
-    times = settled.between[:, :, phase]
+    times = steady.between[:, :, phase]
     grown = times[rows] - np.median(times, axis=0)
     longer = grown >= 0.5 * grown.max(axis=1, keepdims=True)
     columns = longer.mean(axis=0) >= 0.5
@@ -175,5 +175,5 @@ def _placed(settled: SettledSteps, phase: int, spikes: _Spikes, first: int) -> P
         phase=phase,
         columns=tuple(int(column) for column in np.flatnonzero(columns)),
         excess=size,
-        cost=float(spikes.excess.sum() / settled.critical[first:].sum()),
+        cost=float(spikes.excess.sum() / steady.critical[first:].sum()),
     )

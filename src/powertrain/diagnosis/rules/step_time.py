@@ -16,7 +16,7 @@ from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.rules import spikes
 from powertrain.diagnosis.rules.spikes import Rows
 from powertrain.diagnosis.tables import statistics
-from powertrain.diagnosis.tables.settled import DOING, LEAST_STEPS, WINDOW, SettledSteps, settled
+from powertrain.diagnosis.tables.steady import DOING, LEAST_STEPS, WINDOW, SteadySteps, steady_steps
 from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.diagnosis.words import seconds, share
 from powertrain.trace.recording import phases
@@ -54,7 +54,7 @@ def find(steps: StepTable, seen: Mapping[str, str] | None = None, cores: float =
     ``seen`` has by phase the most frequent line of the user's code ("train.py:31 in evaluate");
     ``cores`` is the number of cores per rank, 0 if unknown.
     """
-    run = settled(steps)
+    run = steady_steps(steps)
     if not run.enough:
         return [_too_few(run)]
     lines = dict(seen or {})
@@ -77,7 +77,7 @@ def _is_burst(spike: spikes.Periodic) -> bool:
     return spike.phase == phases.INPUT and spike.period <= _BURST
 
 
-def _too_few(run: SettledSteps) -> Finding:
+def _too_few(run: SteadySteps) -> Finding:
     count = len(run.steps)
     said = f"only {count} step{'s' if count > 1 else ''}" if count else "no step"
     return Finding(
@@ -90,7 +90,7 @@ def _too_few(run: SettledSteps) -> Finding:
 
 
 def _bounds(
-    run: SettledSteps, periodic: Sequence[spikes.Periodic], lines: Mapping[str, str], cores: float
+    run: SteadySteps, periodic: Sequence[spikes.Periodic], lines: Mapping[str, str], cores: float
 ) -> list[Finding]:
     """Phases that take too much of every step. Steps with a periodic spike do not count: they are named by that."""
     rows = np.arange(len(run.numbers))
@@ -111,7 +111,7 @@ def _bounds(
     return findings + _checkpoint_bound(run, periodic, lines)
 
 
-def _spent_by_every_rank(run: SettledSteps, phase: int, rows: Rows) -> Floats:
+def _spent_by_every_rank(run: SteadySteps, phase: int, rows: Rows) -> Floats:
     """Return the time of every rank in windows of steps, in seconds per step.
 
     Processes of a loader deliver in bursts, and those of ranks come in different steps: each rank waits in its own, all
@@ -124,7 +124,7 @@ def _spent_by_every_rank(run: SettledSteps, phase: int, rows: Rows) -> Floats:
     return statistics.window_means(run.common()[rows, phase], WINDOW)
 
 
-def _mean_of_every_rank(run: SettledSteps, phase: int, rows: Rows | None) -> tuple[str, float]:
+def _mean_of_every_rank(run: SteadySteps, phase: int, rows: Rows | None) -> tuple[str, float]:
     """Return the mean seconds per step that every rank spends in ``phase``, and "at least " if it is a lower bound.
 
     ``rows`` selects steps, if others are reported as spikes of the same phase.
@@ -139,7 +139,7 @@ def _mean_of_every_rank(run: SettledSteps, phase: int, rows: Rows | None) -> tup
 
 
 def _bound(
-    run: SettledSteps, phase: int, rows: Rows | None, lines: Mapping[str, str], cores: float
+    run: SteadySteps, phase: int, rows: Rows | None, lines: Mapping[str, str], cores: float
 ) -> Finding:
     name, step = phases.NAMES[phase], run.mean_step
     at_least, time = _mean_of_every_rank(run, phase, rows)
@@ -190,7 +190,7 @@ def _accumulation(time: float, rest: float) -> int:
     return min(64, max(2, math.ceil(9.0 * time / max(rest, 1e-6))))
 
 
-def _pageable(run: SettledSteps) -> bool:
+def _pageable(run: SteadySteps) -> bool:
     flags = run.steps.flags[run.begins :]
     return bool(flags.size) and bool(((flags & phases.PAGEABLE) != 0).mean(axis=0).max() >= 0.5)
 
@@ -201,7 +201,7 @@ def _transfer_advice(pageable: bool, saved: str) -> str:
     return f"Send less: smaller types (uint8 pixels, 16-bit floats) turned to floats on the device; {saved}."
 
 
-def _loader_advice(run: SettledSteps, step: float, rest: float, cores: float) -> tuple[str, dict[str, Any]]:
+def _loader_advice(run: SteadySteps, step: float, rest: float, cores: float) -> tuple[str, dict[str, Any]]:
     """Return the remedy for slow loading, sized from the times of making a batch and of the rest of a step."""
     rest = max(rest, 0.02 * step)
     fetches = _fetches(run)
@@ -241,19 +241,19 @@ def _cores(cores: float) -> str:
     return "one core" if cores == 1 else f"{cores:.3g} cores"
 
 
-def _fetches(run: SettledSteps) -> Floats:
+def _fetches(run: SteadySteps) -> Floats:
     """(steps, ranks): how long making the batches of a step took, wherever that was."""
     return np.asarray(np.nan_to_num(run.steps.fetch[run.begins :], posinf=0.0, neginf=0.0), np.float64)
 
 
-def _made_in_loop(run: SettledSteps) -> bool:
+def _made_in_loop(run: SteadySteps) -> bool:
     """Return whether the training thread makes its batches itself, and so waits for as long."""
     fetches, waited = _fetches(run), run.table[:, :, phases.INPUT]
     return bool(np.abs(fetches - waited).sum() <= 0.25 * fetches.sum())
 
 
 def _checkpoint_bound(
-    run: SettledSteps, periodic: Sequence[spikes.Periodic], lines: Mapping[str, str]
+    run: SteadySteps, periodic: Sequence[spikes.Periodic], lines: Mapping[str, str]
 ) -> list[Finding]:
     """Return a finding if reports and checkpoints delay the last rank, which may be one rank that saves for all."""
     work = run.work()
@@ -286,7 +286,7 @@ def _checkpoint_bound(
             summary=f"{who} is in report or saving for {seconds(each)} {rhythm}{_at(lines, 'report')}"
             f"{', which holds the run up for' if alone else ':'} {share(part)} of its time.",
             action=f"Report or save every {wanted} steps, which makes it {share(_REPORT_SHARE)} of the time, or save "
-            "with save_state, which returns to training while files are carried to storage.",
+            "with save_state, which returns to training while files are uploaded to storage.",
             phase=phases.NAMES[phases.REPORT],
             ranks=run.ranks_at(columns) if alone else (),
             hosts=run.hosts_at(columns) if alone else (),
@@ -296,7 +296,7 @@ def _checkpoint_bound(
     ]
 
 
-def _unseen_phases(run: SettledSteps) -> list[Finding]:
+def _unseen_phases(run: SteadySteps) -> list[Finding]:
     """A phase that must have been there but was not seen: its time lies in another."""
     present = run.table.sum(axis=(0, 1)) > 0
     missing = None
@@ -319,7 +319,7 @@ def _unseen_phases(run: SettledSteps) -> list[Finding]:
     ]
 
 
-def _compute_bound(run: SettledSteps, otherwise_bound: bool, lines: Mapping[str, str]) -> list[Finding]:
+def _compute_bound(run: SteadySteps, otherwise_bound: bool, lines: Mapping[str, str]) -> list[Finding]:
     """The largest part of the computing, where a run does little else or that part is not the model's."""
     table = run.common()
     times = {phase: _usual(table[:, phase]) for phase in _COMPUTE}
@@ -381,7 +381,7 @@ def _usual(values: Floats) -> float:
     return statistics.median(statistics.window_means(values, WINDOW))
 
 
-def _slow_start(run: SettledSteps) -> list[Finding]:
+def _slow_start(run: SteadySteps) -> list[Finding]:
     """Return a finding for a slow first batch, or slow first steps; other ranks' waiting for it is an echo."""
     if not run.start_up:
         return []
@@ -399,7 +399,7 @@ def _slow_start(run: SettledSteps) -> list[Finding]:
     return []
 
 
-def _slow_first(run: SettledSteps, phase: int, beyond: Floats, whole: float) -> Finding:
+def _slow_first(run: SteadySteps, phase: int, beyond: Floats, whole: float) -> Finding:
     name = phases.NAMES[phase]
     took = float(beyond.max())
     columns = np.flatnonzero(beyond >= 0.5 * took).tolist()
@@ -430,7 +430,7 @@ def _slow_first(run: SettledSteps, phase: int, beyond: Floats, whole: float) -> 
     )
 
 
-def _spike(run: SettledSteps, spike: spikes.Periodic, lines: Mapping[str, str]) -> Finding:
+def _spike(run: SteadySteps, spike: spikes.Periodic, lines: Mapping[str, str]) -> Finding:
     name = phases.NAMES[spike.phase]
     alone = len(spike.columns) < len(run.steps.ranks)
     lines = {} if alone else lines  # which are those of one rank, perhaps another

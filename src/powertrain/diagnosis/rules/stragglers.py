@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.tables import statistics
-from powertrain.diagnosis.tables.settled import DOING, WAITS, SettledSteps, settled
+from powertrain.diagnosis.tables.steady import DOING, WAITS, SteadySteps, steady_steps
 from powertrain.diagnosis.tables.steps import Floats, StepTable
 from powertrain.diagnosis.words import seconds, share
 from powertrain.trace.recording import phases
@@ -94,7 +94,7 @@ class _Late:
 
 def find(steps: StepTable) -> list[Finding]:
     """Return stragglers, the costliest first; [] if there are none, or too few steps."""
-    run = settled(steps)
+    run = steady_steps(steps)
     if not run.enough or len(run.steps.ranks) < 2:
         return []
     late = sorted(_late_ranks(run), key=lambda one: -one.excess)
@@ -103,11 +103,11 @@ def find(steps: StepTable) -> list[Finding]:
     return _late_by_turns(run)
 
 
-def _floor(run: SettledSteps) -> float:
+def _floor(run: SteadySteps) -> float:
     return max(_LATE * run.step, _LEAST)
 
 
-def _late_ranks(run: SettledSteps) -> list[_Late]:
+def _late_ranks(run: SteadySteps) -> list[_Late]:
     """Ranks above the widest gap between the usual work of any two, grouped by where they lose their time.
 
     Those that lose it in one phase are grouped by that phase; those that lose it all over are one group.
@@ -144,7 +144,7 @@ def _saved(work: Floats, columns: Sequence[int], expected: Floats) -> float:
     return max(0.0, statistics.median(work.max(axis=1)) - statistics.median(without.max(axis=1)))
 
 
-def _is_late(run: SettledSteps, excess: Floats) -> bool:
+def _is_late(run: SteadySteps, excess: Floats) -> bool:
     """Return whether a rank is late in most steps, and in more parts of the run than by chance."""
     behind = excess > 0.5 * _floor(run)
     parts = statistics.window_means(behind, statistics.block_length(len(behind)))
@@ -161,7 +161,7 @@ def _phase_behind(excess: Floats) -> tuple[int, float]:
 
 
 def _group(
-    run: SettledSteps, columns: list[int], reference: Floats, expected: Floats, saved_by_all: float
+    run: SteadySteps, columns: list[int], reference: Floats, expected: Floats, saved_by_all: float
 ) -> _Late:
     work = run.work()
     excess = np.median(work[:, columns], axis=1) - expected
@@ -179,7 +179,7 @@ def _group(
     )
 
 
-def _straggler(run: SettledSteps, late: _Late, everybody_late: Sequence[_Late]) -> Finding:
+def _straggler(run: SteadySteps, late: _Late, everybody_late: Sequence[_Late]) -> Finding:
     """Told after ``everybody_late[0]``, which is the latest and hides those that are less late."""
     node = _slow_node(run, late)
     who = run.who(late.columns)
@@ -212,7 +212,7 @@ def _straggler(run: SettledSteps, late: _Late, everybody_late: Sequence[_Late]) 
     )
 
 
-def _the_others(run: SettledSteps) -> str:
+def _the_others(run: SteadySteps) -> str:
     return "the others" if len(run.steps.ranks) > 2 else "the other"
 
 
@@ -220,7 +220,7 @@ def _capital(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _evidence(run: SettledSteps, late: _Late) -> dict[str, object]:
+def _evidence(run: SteadySteps, late: _Late) -> dict[str, object]:
     return {
         "step": run.mean_step,
         "excess": late.excess,
@@ -237,7 +237,7 @@ def _evidence(run: SettledSteps, late: _Late) -> dict[str, object]:
     }
 
 
-def _echoes(run: SettledSteps, late: _Late) -> tuple[Finding, ...]:
+def _echoes(run: SteadySteps, late: _Late) -> tuple[Finding, ...]:
     """Return findings for the wait of the others, which is an effect of the straggler."""
     waits = np.median(run.between[:, :, phases.COLLECTIVE], axis=0)
     least = float(waits[list(late.columns)].min())
@@ -262,7 +262,7 @@ def _echoes(run: SettledSteps, late: _Late) -> tuple[Finding, ...]:
     )
 
 
-def _slow_node(run: SettledSteps, late: _Late) -> str:
+def _slow_node(run: SteadySteps, late: _Late) -> str:
     """Return the host with exactly these ranks; "" if there is none.
 
     One rank alone on its host is a slow node only if it loses time all over, not in one phase.
@@ -278,7 +278,7 @@ def _slow_node(run: SettledSteps, late: _Late) -> str:
     return hosts[0] if len(its_own) > 1 or spread else ""
 
 
-def _late_by_turns(run: SettledSteps) -> list[Finding]:
+def _late_by_turns(run: SteadySteps) -> list[Finding]:
     """Return a finding if no rank is always late, but some rank is in most steps."""
     work = run.work()
     steps, ranks = work.shape
@@ -296,7 +296,7 @@ def _late_by_turns(run: SettledSteps) -> list[Finding]:
     return [_by_turns(run, phase, statistics.median(excess), turns, len(late) / steps)]
 
 
-def _phase_by_turns(run: SettledSteps, late: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[int, float]:
+def _phase_by_turns(run: SteadySteps, late: NDArray[np.int64], last: NDArray[np.int64]) -> tuple[int, float]:
     """The phase in which the last ranks of those rows mostly lost their time, and in which share of the rows."""
     table = run.between[late].copy()
     rows = np.arange(len(late))
@@ -308,7 +308,7 @@ def _phase_by_turns(run: SettledSteps, late: NDArray[np.int64], last: NDArray[np
     return int(times.argmax()), float(times.max() / len(late))
 
 
-def _two_levels(run: SettledSteps, late: NDArray[np.int64], last: NDArray[np.int64], phase: int) -> bool:
+def _two_levels(run: SteadySteps, late: NDArray[np.int64], last: NDArray[np.int64], phase: int) -> bool:
     """Return whether that phase is either short or long, rather than in between: a fault, not jitter."""
     chosen = np.zeros(run.between.shape[:2], dtype=bool)
     chosen[late, last[late]] = True
@@ -317,7 +317,7 @@ def _two_levels(run: SettledSteps, late: NDArray[np.int64], last: NDArray[np.int
     return statistics.median(long) - statistics.median(short) > _LEVELS_APART * statistics.mad(short)
 
 
-def _by_turns(run: SettledSteps, phase: int, excess: float, turns: Floats, often: float) -> Finding:
+def _by_turns(run: SteadySteps, phase: int, excess: float, turns: Floats, often: float) -> Finding:
     part = run.share_of_step(excess)
     mostly = [column for column in range(len(turns)) if turns[column] >= 0.5 / len(turns)]
     first = int(np.argmax(turns))

@@ -172,18 +172,18 @@ class Agents:
         facts = next((found for found in client.alive() if found["NodeID"] == id), None)
         if facts is None:
             return
-        door = self._hub.admit(deliver=lambda received: self._received(id, received))
+        connection = self._hub.admit(deliver=lambda received: self._received(id, received))
         kind: Any = ray.remote(AgentActor)
         actor = kind.options(
             num_cpus=0,
             runtime_env=dict(self._options.runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
             max_concurrency=2,
-        ).remote(msgspec.msgpack.encode(self._spec(door, id, facts["NodeManagerAddress"])))
+        ).remote(msgspec.msgpack.encode(self._spec(connection, id, facts["NodeManagerAddress"])))
         started = Agent(
             id,
             actor,
-            door.keys.public,
+            connection.keys.public,
             time.monotonic(),
             host=facts["NodeManagerHostname"],
             address=facts["NodeManagerAddress"],
@@ -192,10 +192,10 @@ class Agents:
             self._agents[id] = started
         self._ray.then(actor.run.remote(), partial(self._ended, started))
 
-    def _spec(self, door: ConnectionInfo, id: str, address: str) -> NodeSpec:
+    def _spec(self, connection: ConnectionInfo, id: str, address: str) -> NodeSpec:
         options = self._options
         return NodeSpec(
-            door=door,
+            connection=connection,
             version=__version__,
             token=self._token,
             runtime_dir=options.runtime_dir,

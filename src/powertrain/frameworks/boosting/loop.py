@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from powertrain.errors import ConfigError
-from powertrain.worker import context, session
+from powertrain.worker import context
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ class TrainFromParams:
     def __call__(self) -> None:
         recipe, kind = self.recipe, self.callback_class()
         report, callbacks = recipe.callbacks(kind)
-        checkpoint = session.get_checkpoint()
+        checkpoint = context.get_checkpoint()
         model = None if checkpoint is None else kind.get_model(checkpoint, report.filename)
         left = recipe.rounds - (kind.library.count_rounds(model) if model is not None else 0)
         if left <= 0:

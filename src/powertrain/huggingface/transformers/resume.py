@@ -11,8 +11,8 @@ from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.config.checkpoint import CheckpointConsistencyMode
 from powertrain.huggingface.library import load
 from powertrain.huggingface.transformers import saved
-from powertrain.worker.context import barrier, get_all_reported_checkpoints, get_context
-from powertrain.worker.session import current, get_checkpoint
+from powertrain.worker.context import barrier, get_all_reported_checkpoints, get_checkpoint, get_context
+from powertrain.worker.session import current
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Checkpoints that were reported and are not committed yet: which shares are still on their way. Pure bookkeeping.
 
 A checkpoint is pending from the moment its row is complete until its manifest is written or it has failed. Its shares
-may arrive in any order; checkpoints are carried and committed one after the other, in the order of rows.
+may arrive in any order; checkpoints are uploaded and committed one after the other, in the order of rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from powertrain.checkpoint.commit import Merged, merge
-from powertrain.wire.from_worker import Carried
+from powertrain.wire.from_worker import ShareUploaded
 from powertrain.wire.values import CheckpointPart, FilePart, ValidationRequest
 
 #: The key of the requested validation in a manifest's extras, for a resumed run.
@@ -37,7 +37,7 @@ class PendingCheckpoint:
     since: float
     #: Ranks whose shares are still on their way.
     awaited: set[int] = field(default_factory=set)
-    #: True once its shares were ordered to be carried, and once it was handed to the committer.
+    #: True once its uploads were ordered, and once it was handed to the committer.
     ordered: bool = False
     committing: bool = False
     #: True once it was given up: it must not be committed then.
@@ -70,26 +70,26 @@ class PendingCheckpoint:
         """Return the merged shares."""
         return merge(self.parts)
 
-    def arrived(self, carried: Carried) -> None:
+    def arrived(self, uploaded: ShareUploaded) -> None:
         """Note that a share is in storage: its files now have hashes, or lie where the user's function put them."""
-        part = self.parts[carried.rank]
-        if carried.elsewhere:
-            part = msgspec.structs.replace(part, files=carried.files, elsewhere=carried.elsewhere)
+        part = self.parts[uploaded.rank]
+        if uploaded.elsewhere:
+            part = msgspec.structs.replace(part, files=uploaded.files, elsewhere=uploaded.elsewhere)
         else:
-            part = msgspec.structs.replace(part, files=_with_hashes(part.files, carried.files))
-        self.parts[carried.rank] = part
-        self.awaited.discard(carried.rank)
+            part = msgspec.structs.replace(part, files=_with_hashes(part.files, uploaded.files))
+        self.parts[uploaded.rank] = part
+        self.awaited.discard(uploaded.rank)
 
 
-def shares_to_carry(parts: Mapping[int, CheckpointPart]) -> dict[int, list[str]]:
+def shares_to_upload(parts: Mapping[int, CheckpointPart]) -> dict[int, list[str]]:
     """Return by rank the names of the files that count and are not in storage yet.
 
     A rank that brought nothing that counts is in it with no names: its share only has to be removed. Shares that a
     user's own function uploads, or that lie elsewhere, are not in it.
     """
     counting = merge(parts)
-    carried = {rank for rank, part in parts.items() if part.staged and not part.pending}
-    names: dict[int, list[str]] = {rank: [] for rank in sorted(carried)}
+    uploading = {rank for rank, part in parts.items() if part.staged and not part.pending}
+    names: dict[int, list[str]] = {rank: [] for rank in sorted(uploading)}
     if counting.elsewhere:
         return names
     for file in counting.files:
@@ -98,10 +98,10 @@ def shares_to_carry(parts: Mapping[int, CheckpointPart]) -> dict[int, list[str]]
     return names
 
 
-def next_to_carry(pending: Mapping[Key, PendingCheckpoint]) -> PendingCheckpoint | None:
+def next_to_upload(pending: Mapping[Key, PendingCheckpoint]) -> PendingCheckpoint | None:
     """Return the oldest, if its uploads were not ordered yet.
 
-    Only one is carried at a time: on a disk that is nearly full newer ones would take the room that the oldest needs,
+    Only one is uploaded at a time: on a disk that is nearly full newer ones would take the room that the oldest needs,
     none could be committed, and so none deleted.
     """
     oldest = min(pending.values(), key=lambda p: p.key, default=None)
@@ -122,6 +122,6 @@ def to_yield(pending: Mapping[Key, PendingCheckpoint], row: int) -> PendingCheck
     return min(candidates, key=lambda p: p.key, default=None)
 
 
-def _with_hashes(files: list[FilePart], carried: list[FilePart]) -> list[FilePart]:
-    known = {file.name: file for file in carried}
+def _with_hashes(files: list[FilePart], hashed: list[FilePart]) -> list[FilePart]:
+    known = {file.name: file for file in hashed}
     return [known.get(file.name, file) for file in files]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from powertrain.run.checkpoints.tracker import Checkpoints, described
+from powertrain.run.checkpoints.manager import CheckpointManager, described
 from powertrain.run.deadlines import Deadline, Deadlines
 from powertrain.run.workers.attempt import Member
 from powertrain.wire.envelope import FromController
@@ -17,7 +17,7 @@ class CheckpointQueries:
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointManager,
         deadlines: Deadlines,
         send: Callable[[Member, FromController], None],
         is_unvalidated: Callable[[int], bool],

@@ -1,4 +1,4 @@
-"""From a reported checkpoint to a settled one: committed or failed, said to everyone it concerns, and waited for."""
+"""From a reported checkpoint to a settled one: committed or failed; notifications, and the wait for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.checkpoint.saver import remove_share
+from powertrain.checkpoint.staging import remove_share
 from powertrain.errors import FencedError
 from powertrain.run import events as ev
 from powertrain.run.active_run import ActiveRun

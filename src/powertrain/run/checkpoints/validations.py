@@ -381,9 +381,9 @@ class Validations:
         where = granted or base.Slot(
             f"validation/{current.task.checkpoint}", self._beside.host, self._beside.address
         )
-        door = self._hub.admit()
-        current.key, current.began = door.keys.public, self._clock()
-        spec = self._process_of(current.task, where, door)
+        connection = self._hub.admit()
+        current.key, current.began = connection.keys.public, self._clock()
+        spec = self._process_of(current.task, where, connection)
         try:
             if granted is None:
                 current.slot = self._engine.attend(self._beside, spec)
@@ -399,7 +399,7 @@ class Validations:
         else:
             self._remind(current.began + current.task.timeout)
 
-    def _process_of(self, task: Task, slot: base.Slot, door: ConnectionInfo) -> base.ProcessSpec:
+    def _process_of(self, task: Task, slot: base.Slot, connection: ConnectionInfo) -> base.ProcessSpec:
         spec, config = self._spec, self._spec.validation
         assert config is not None
         place = placement.arrange([slot])[0]
@@ -414,7 +414,7 @@ class Validations:
             entry=process.ENTRY,
             payload=msgspec.msgpack.encode(
                 process.ValidationSpec(
-                    door=door,
+                    connection=connection,
                     checkpoint=task.checkpoint,
                     path=task.path,
                     filesystem=spec.run.filesystem if task.on_filesystem else b"",

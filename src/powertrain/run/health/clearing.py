@@ -48,7 +48,7 @@ class Clearing:
         Ranks that upload their own shares of checkpoints first get the time to do so.
         """
         self._run.startup.over()
-        if self._run.carriers.ranks_carry and not self._run.stop.is_cut_short:
+        if self._run.uploaders.has_rank_uploads and not self._run.stop.is_cut_short:
             self._settling.wait(KillRanks(then), SETTLE_TIMEOUT_S)
         else:
             self.kill(attempt, then)

@@ -90,8 +90,8 @@ class Recovery:
         run.telemetry.on_rank_gone(member, event)
         run.checkpoints.rank_ended(member.attempt.number, member.rank)
         run.checkpoints.will_never_come(
-            run.carriers.rank_ended(member),
-            f"rank {member.rank} ended while it carried its share to the storage",
+            run.uploaders.rank_ended(member),
+            f"rank {member.rank} ended while it uploaded its share of the checkpoint",
         )
         if member.attempt.group is not None:
             member.attempt.group.gone(member.rank, why)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 #: Timeout and interval of retries: a mounted file system may still list files that another machine has deleted.
-STALE_SECONDS = 90.0
-_LOOK_AGAIN_SECONDS = 0.01
+STALE_TIMEOUT_S = 90.0
+_POLL_INTERVAL_S = 0.01
 
 _SEGMENT_KEY = re.compile(r"metrics/(\d+)-(\d+)(?:-(\d+))?\.arrow")
 SPOOL_KEY = re.compile(r"metrics/(\d+)\.open")
@@ -99,17 +99,17 @@ def consistently(read: Callable[[], _Read]) -> _Read:
 
     Raises :class:`StorageError` if storage keeps listing files that do not exist.
     """
-    deadline = time.monotonic() + STALE_SECONDS
+    deadline = time.monotonic() + STALE_TIMEOUT_S
     while True:
         try:
             return read()
         except FileNotFoundError as error:  # the listed segment is gone, and the merged one exists
             if time.monotonic() > deadline:
                 raise StorageError(
-                    f"The metrics of the run cannot be read: storage has listed files for {STALE_SECONDS:g} s that are "
-                    f"not there ({error}). Try again once its listings are up to date."
+                    f"The metrics of the run cannot be read: storage has listed files for {STALE_TIMEOUT_S:g} s that "
+                    f"are not there ({error}). Try again once its listings are up to date."
                 ) from error
-            time.sleep(_LOOK_AGAIN_SECONDS)
+            time.sleep(_POLL_INTERVAL_S)
 
 
 def stored_points(storage: Storage) -> list[MetricSegment | pa.Table]:

@@ -23,16 +23,16 @@ from powertrain.storage.sealed import DamagedError
 #: Limits of pending points, bytes and age after which a segment is written.
 SEGMENT_POINTS = 8192
 SEGMENT_BYTES = 8 << 20
-SEGMENT_SECONDS = 5.0
+SEGMENT_INTERVAL_S = 5.0
 #: Seconds that the writer gathers points under load before it writes them to the spool.
-SPOOL_EVERY = 0.02
+SPOOL_INTERVAL_S = 0.02
 #: Bytes not in a segment yet at which ``add`` waits: only if storage is stuck or full.
 BACKLOG_BYTES = 64 << 20
 #: Number of segments of one size that are merged, up to the given number of bytes and cells.
 _MERGE_COUNT = 4
 _MERGE_BYTES = 32 << 20
 _MERGE_CELLS = 16 << 20
-_RETRY_SECONDS = 1.0
+_RETRY_DELAY_S = 1.0
 
 
 class MetricsStore:
@@ -134,14 +134,14 @@ class MetricsStore:
                 logger.warning("Metrics could not be written and will be tried again: %s", self.problem)
             if closing:
                 return
-            self._hurry.wait(_RETRY_SECONDS if self.problem else SPOOL_EVERY)
+            self._hurry.wait(_RETRY_DELAY_S if self.problem else SPOOL_INTERVAL_S)
             self._hurry.clear()  # _next_pieces also detects a close
 
     def _next_pieces(self) -> tuple[list[bytes], bool]:
         """Return added pieces, waiting for them until the oldest held point is due for its segment."""
         with self._changed:
             while not (self._pending or self._unspooled or self._closing or self._is_due()):
-                due_in = self._held_since + SEGMENT_SECONDS - time.monotonic() if self._held else None
+                due_in = self._held_since + SEGMENT_INTERVAL_S - time.monotonic() if self._held else None
                 self._changed.wait(due_in)
             pieces, self._pending = self._pending, []
             return pieces, self._closing
@@ -153,7 +153,7 @@ class MetricsStore:
         return together
 
     def _is_due(self) -> bool:
-        return bool(self._held) and time.monotonic() - self._held_since >= SEGMENT_SECONDS
+        return bool(self._held) and time.monotonic() - self._held_since >= SEGMENT_INTERVAL_S
 
     def _save(self, everything: bool) -> None:
         """Spool new pieces, and write due segments (of ``everything`` at the end)."""
@@ -313,7 +313,7 @@ class _SegmentWriter:
             self._storage.put(key, data)
         except Exception:
             with contextlib.suppress(Exception):
-                self._storage.within(_RETRY_SECONDS).delete(key)
+                self._storage.within(_RETRY_DELAY_S).delete(key)
             raise
 
     def recover(self) -> None:

@@ -80,8 +80,8 @@ class TelemetryWriter:
             self._store.close()
             if self._store.dropped:
                 self._warn_once(
-                    f"{self._store.dropped} messages with what ranks have recorded of their time could not be kept, "
-                    "because the storage did not take them. The diagnosis is made of the rest."
+                    f"{self._store.dropped} messages with step records of ranks could not be stored, "
+                    "because the storage did not take them in time. The diagnosis uses the others."
                 )
 
 

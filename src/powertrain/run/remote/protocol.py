@@ -210,30 +210,30 @@ RequestHandler = Callable[[Request, ControlClient], None]
 @contextlib.contextmanager
 def listening(directory: str | Path, card: Card, handle: RequestHandler) -> Iterator[None]:
     """Serve requests to this run for as long as the block lasts. Removes its files afterwards."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         address = Path(directory, _SOCKET)
-        door.bind(str(address))
+        listener.bind(str(address))
         os.chmod(address, 0o600)
-        door.listen()
+        listener.listen()
         descriptor = os.open(
             Path(directory, _CARD), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
         )
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(card))
-        reception = _ControlServer(door, handle)
+        server = _ControlServer(listener, handle)
         try:
             yield
         finally:
             Path(directory, _CARD).unlink(missing_ok=True)
-            reception.close()
+            server.close()
             address.unlink(missing_ok=True)
 
 
 class _ControlServer:
     """Accepts clients and serves each on a thread of its own."""
 
-    def __init__(self, door: socket.socket, handle: RequestHandler) -> None:
-        self._door, self._handle = door, handle
+    def __init__(self, listener: socket.socket, handle: RequestHandler) -> None:
+        self._listener, self._handle = listener, handle
         self._guard = threading.Lock()
         self._clients: dict[threading.Thread, tuple[socket.socket, ControlClient]] = {}
         self._thread = threading.Thread(target=self._accept, name="powertrain-control", daemon=True)
@@ -242,7 +242,7 @@ class _ControlServer:
     def close(self) -> None:
         """Stop accepting clients, and answer those that still wait."""
         with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join(_REQUEST_TIMEOUT_S)
         with self._guard:
             clients = dict(self._clients)
@@ -260,7 +260,7 @@ class _ControlServer:
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._door.accept()
+                connection, _ = self._listener.accept()
             except OSError:
                 return
             if not _is_own_peer(connection):
@@ -408,7 +408,7 @@ def send_request(
             yield reply
             if isinstance(reply, Answer):
                 return
-    raise ConnectionError("it hung up before it had answered")
+    raise ConnectionError("it closed the connection before it had replied")
 
 
 def _decode_reply(line: bytes) -> Reply:

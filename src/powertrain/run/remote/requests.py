@@ -66,7 +66,7 @@ class Requests:
     def _on_stop(self, request: protocol.StopRequest, client: protocol.ControlClient) -> None:
         """End as Ctrl-C does, but without its time limit; with ``now`` as the second Ctrl-C does."""
         run = self._run
-        is_over, can_kill = self._ending.is_settled, run.engine.owns_processes
+        is_over, can_kill = self._ending.is_outcome_certain, run.engine.owns_processes
         client.answer(
             status.stop_prospect(
                 run.state, run.attempt, request, ends_in_place=is_over, can_be_ended=can_kill

@@ -66,7 +66,7 @@ class Notices:
         run.notice = preemption.merged(run.notice, notice)
         run.noticed_slots |= notice.slots
         run.stop.should_exit |= not notice.slots
-        if self._ending.is_settled:
+        if self._ending.is_outcome_certain:
             self._ending.hurry(times)
         elif times > 1:
             self._end_at_once(notice)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 #: Seconds for which more slots must have been there before a run grows: short-lived room is not worth a restart.
-SETTLE_DELAY_S = 5.0
+GROW_DELAY_S = 5.0
 
 
 def in_words(workers: int) -> str:
@@ -74,7 +74,7 @@ class Elastic:
         since = self._room_since[target]
         if target == self.limit and self._limit_reason:
             return Resize(target, f"{self._limit_reason}, and there is room", max(since, self._limited_at))
-        return Resize(target, f"there is room for {in_words(target)}", since + SETTLE_DELAY_S)
+        return Resize(target, f"there is room for {in_words(target)}", since + GROW_DELAY_S)
 
     def prospect(self, workers: int, size: int) -> str:
         """Describe the effect of a request for ``workers`` in a run that has ``size``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from powertrain.run.checkpoints.tracker import Checkpoints
+from powertrain.run.checkpoints.manager import CheckpointManager
 from powertrain.run.deadlines import Deadline, Deadlines
 from powertrain.run.scaling.boundaries import Holds
 from powertrain.run.scaling.policy import Elastic
@@ -38,7 +38,7 @@ class Steering:
     def __init__(
         self,
         elastic: Elastic,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointManager,
         deadlines: Deadlines,
         *,
         send: Callable[[Member, FromController], None],

@@ -189,16 +189,16 @@ class Attempt:
         self.arrivals.setdefault(message.sync, {})[rank] = message
         self._calls.setdefault(message.sync, set()).add(message.kind)
 
-    def settled_collectives(self) -> list[tuple[Opened, list[Member]]]:
-        """Return the collectives whose ranks need not wait any longer, with those ranks: all have arrived, or one never
-        will."""
-        settled = []
+    def pop_finished_collectives(self) -> list[tuple[Opened, list[Member]]]:
+        """Remove and return the collectives whose ranks need not wait any longer, with those ranks: all have arrived,
+        or one never will."""
+        finished = []
         for sync, here in list(self.arrivals.items()):
             opened = self._answer(sync, here)
             if opened is not None:
                 del self.arrivals[sync], self._calls[sync]
-                settled.append((opened, [self.members[rank] for rank in here]))
-        return settled
+                finished.append((opened, [self.members[rank] for rank in here]))
+        return finished
 
     def _answer(self, sync: int, here: dict[int, Arrived]) -> Opened | None:
         if len(self._calls[sync]) > 1:

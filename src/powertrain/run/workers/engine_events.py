@@ -64,9 +64,9 @@ class EngineEvents:
         if run.validations.owns_slot(event.slot.id):
             run.validations.on_process_gone(event)
             return True
-        if run.carriers.owns_slot(event.slot.id):
-            why = "the uploader of its node died again and again; its log may say why"
-            run.carriers.on_uploader_gone(
+        if run.uploaders.owns_slot(event.slot.id):
+            why = "the uploader process of its node ended several times in a row; its log may show why"
+            run.uploaders.on_uploader_gone(
                 event.slot, lambda share: run.checkpoints.will_never_come([share], why)
             )
             return True

@@ -18,11 +18,11 @@ from powertrain.worker.tracing import TraceSettings
 
 
 def process_of(
-    spec: RunSpec, attempt: Attempt, placement: Placement, door: ConnectionInfo, origin: AttemptOrigin
+    spec: RunSpec, attempt: Attempt, placement: Placement, connection: ConnectionInfo, origin: AttemptOrigin
 ) -> ProcessSpec:
     """Return the process of one rank."""
     worker = WorkerSpec(
-        door=door,
+        connection=connection,
         place=_place(spec, attempt, placement, origin),
         function=spec.function,
         sources=dict(spec.sources),

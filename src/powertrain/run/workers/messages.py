@@ -13,7 +13,7 @@ from powertrain.run.inbox import UnreadableMessage
 from powertrain.run.workers.attempt import Member
 from powertrain.run.workers.reports import Reports
 from powertrain.wire.from_controller import MessageRefused
-from powertrain.wire.from_worker import Carried, CarryTrouble, Noted
+from powertrain.wire.from_worker import Noted, ShareUploaded, UploadTrouble
 from powertrain.wire.keys import Received
 from powertrain.wire.values import ErrorReport, Point
 
@@ -66,11 +66,11 @@ class WorkerMessages:
         run = self._run
         if run.validations.owns_process(received.sender):
             run.validations.on_messages(received)
-        elif run.carriers.is_uploader(received.sender):
+        elif run.uploaders.is_uploader(received.sender):
             for message in received.envelope.messages:
-                if isinstance(message, Carried):
-                    run.checkpoints.carried(message)
-                elif isinstance(message, CarryTrouble):
+                if isinstance(message, ShareUploaded):
+                    run.checkpoints.on_share_uploaded(message)
+                elif isinstance(message, UploadTrouble):
                     run.checkpoints.trouble(message)
 
     def on_noted(self, member: Member, message: Noted) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.checkpoint.saver import sealed_reports
+from powertrain.checkpoint.staging import sealed_reports
 from powertrain.engine import base
 from powertrain.run import events as ev
 from powertrain.run import stopping
@@ -234,7 +234,7 @@ class Reports:
         self._release_collectives(member.attempt)
 
     def _release_collectives(self, attempt: Attempt) -> None:
-        for opened, members in attempt.settled_collectives():
+        for opened, members in attempt.pop_finished_collectives():
             for member in members:
                 self._run.send(member, opened)
 

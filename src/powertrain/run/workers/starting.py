@@ -80,12 +80,12 @@ class Starting:
 
     def _fork(self, attempt: Attempt, place: placement.Placement, origin: launch.AttemptOrigin) -> None:
         run = self._run
-        door = run.hub.admit(place.slot.key, speaks_as=(place.rank, attempt.number))
-        member = Member(place, door.keys.public, attempt)
+        connection = run.hub.admit(place.slot.key, speaks_as=(place.rank, attempt.number))
+        member = Member(place, connection.keys.public, attempt)
         attempt.members.append(member)
         run.members[member.key] = member
         self.ranks_by_slot[place.slot.id] = place.rank
-        run.engine.fork(place.slot, launch.process_of(run.spec, attempt, place, door, origin))
+        run.engine.fork(place.slot, launch.process_of(run.spec, attempt, place, connection, origin))
 
     def on_process_started(self, event: base.Started) -> None:
         attempt = self._run.attempt
@@ -119,7 +119,7 @@ class Starting:
             return
         for member in attempt.members:
             if not member.greeted:
-                why = f"did not come up within {START_TIMEOUT_S:g} s; its log may say why"
+                why = f"did not connect within {START_TIMEOUT_S:g} s; its log may show why"
                 self._run.flow.fail(member, failures.silent(member, why))
 
     def on_first_step(self, member: Member, message: FirstStep) -> None:

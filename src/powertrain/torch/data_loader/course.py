@@ -54,7 +54,7 @@ class Course:
         self.resumed_at: Position | None = None
         self._adopt: Callable[[], Callable[[], Mapping[str, Any] | None]] = lambda: lambda: None
         #: False until the start of the first lap is certain.
-        self._settled = False
+        self._is_start_known = False
         self._lap: Lap | None = None
         self._next = beginning
         #: True when the user has set the next epoch.
@@ -90,12 +90,12 @@ class Course:
 
     def state_or_saved(self) -> dict[str, Any]:
         """Return the state as :meth:`state` does, for a course that may not have been used yet."""
-        self._settle(final=False)
+        self._find_start(final=False)
         return self.state()
 
     def begin(self) -> Lap:
         """Begin a new lap, which abandons a live one."""
-        self._settle()
+        self._find_start()
         if self._lap is not None:
             self.give_up(self._lap)
         self._early_ends.begin(self._next.epoch)
@@ -135,7 +135,7 @@ class Course:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next lap this epoch: the rest of it if that was next anyway, otherwise all of it."""
-        self._settle()
+        self._find_start()
         if self._lap is not None or epoch != self._next.epoch:
             self._next = self._position(int(epoch), 0, self._next.seed)
         self._is_epoch_set = True
@@ -148,8 +148,8 @@ class Course:
         # An epoch under way continues in the order that it was begun with.
         self._next = saved if saved.position else self._position(saved.epoch, 0, saved.seed)
         self._lap, self._is_epoch_set = None, False
-        if not self._settled:
-            self._settled = True
+        if not self._is_start_known:
+            self._is_start_known = True
             self._adopt()
 
     def _checked(self, saved: Position) -> Position:
@@ -174,15 +174,15 @@ class Course:
     def _position(self, epoch: int, position: int, seed: int) -> Position:
         return replace(self._beginning, epoch=epoch, position=position, seed=seed)
 
-    def _settle(self, final: bool = True) -> None:
+    def _find_start(self, final: bool = True) -> None:
         """Load the saved state. Where there is none, the lookup may be repeated unless this one is final."""
-        if self._settled:
+        if self._is_start_known:
             return
         saved = self._adopt()()
         if saved is not None:
             self.load(at_its_epoch(saved) if self._at_epoch else saved)
             self.resumed_at = self._next
-        self._settled = self._settled or final
+        self._is_start_known = self._is_start_known or final
 
 
 def _in_words(fingerprint: str) -> str:

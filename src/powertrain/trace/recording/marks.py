@@ -28,8 +28,8 @@ MADE_HERE = -1.0
 #: Maximum age in nanoseconds and maximum number of marks before they are turned into steps: about 22 steps. A larger
 #: number costs less per step, because the code has to be loaded into the processor's caches each time, but it lengthens
 #: the one step in which they are processed.
-SETTLE_EVERY = 100_000_000
-SETTLE_AT = 2 * 200
+MARKS_INTERVAL_NS = 100_000_000
+MOST_MARKS = 2 * 200
 #: Maximum number of stream marks kept for one step: a loop may end no step, for example one that only evaluates.
 MOST_MARKS = 10_000
 

@@ -23,8 +23,8 @@ from powertrain.trace.recording.marks import (
     LEAVE,
     LOOK,
     MADE_HERE,
+    MOST_MARKS,
     NOBODY,
-    SETTLE_AT,
 )
 from powertrain.trace.recording.phases import BACKWARD, COLLECTIVE, H2D, INPUT
 from powertrain.trace.recording.recorder import Recorder
@@ -121,8 +121,8 @@ class Patches:
             recorder.depth = 0
             now = clock()
             note((FETCHED, now))
-            if now >= recorder.due or len(log) > SETTLE_AT:
-                recorder.settle()
+            if now >= recorder.due or len(log) > MOST_MARKS:
+                recorder.process_marks()
             return batch
 
         self._replaced.replace(iterator, "__next__", timed_next)
@@ -196,8 +196,8 @@ class Patches:
                 recorder.depth = 0
                 now = clock()
                 note((LEAVE, now))
-                if now >= recorder.due or len(log) > SETTLE_AT:
-                    recorder.settle()
+                if now >= recorder.due or len(log) > MOST_MARKS:
+                    recorder.process_marks()
 
         self._replaced.replace(nn.Module, "__call__", functools.wraps(plain)(call))
         self._patch_buffers()
@@ -296,8 +296,8 @@ class Patches:
                 recorder.depth = 0
                 now = clock()
                 note((LEAVE, now))
-                if now >= recorder.due or len(log) > SETTLE_AT:
-                    recorder.settle()
+                if now >= recorder.due or len(log) > MOST_MARKS:
+                    recorder.process_marks()
                 for exchange in exchanges:
                     exchange.learn()
 
@@ -354,8 +354,8 @@ class Patches:
                 recorder.depth = 0
                 now = clock()
                 note((LEAVE, now))
-                if now >= recorder.due or len(log) > SETTLE_AT:
-                    recorder.settle()
+                if now >= recorder.due or len(log) > MOST_MARKS:
+                    recorder.process_marks()
 
         def timed_cuda(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if tensor.is_cpu and not is_compiling():

@@ -28,11 +28,11 @@ from powertrain.trace.recording.marks import (
     LOOK,
     MARKED_AS,
     MARKS,
+    MARKS_INTERVAL_NS,
+    MOST_MARKS,
     NOBODY,
     PAGEABLE_COPY,
     REPORTED,
-    SETTLE_AT,
-    SETTLE_EVERY,
     TIMING,
     WHICH,
 )
@@ -111,7 +111,7 @@ class Recorder:
         #: Pending marks: alternating numbers and values. Appended in pairs, because a signal handler may add marks.
         self.log: list[Any] = []
         self.note = self.log.extend
-        self.due = began + SETTLE_EVERY
+        self.due = began + MARKS_INTERVAL_NS
         self.depth = self._within = 0
         #: The amounts of the last batch, and the last optimizer.
         self.amounts = (0, 0, 0.0)
@@ -138,8 +138,8 @@ class Recorder:
         if get_ident() != self.thread:
             return IGNORED
         depth = self.depth
-        if depth and len(self.log) > SETTLE_AT:
-            self.settle()
+        if depth and len(self.log) > MOST_MARKS:
+            self.process_marks()
         # Log the mark first: a user exception may occur in between. A mark that is never left is left with the next
         # one; a count that is never decremented would remain.
         self.note((phase, self.clock()))
@@ -163,8 +163,8 @@ class Recorder:
                 self.depth = depth
                 now = self.clock()
                 self.note((LEAVE_INNER, (depth, now)))
-                if now >= self.due or len(self.log) > SETTLE_AT:
-                    self.settle()
+                if now >= self.due or len(self.log) > MOST_MARKS:
+                    self.process_marks()
             return
         self.depth = 0
         now = self.clock()
@@ -173,8 +173,8 @@ class Recorder:
             self._is_marked = False
             # Return to a closure's optimizer, or to the rest of the step, where the loss is computed.
             self._mark(OPTIMIZER if self._is_optimizing else INSIDE)
-        if now >= self.due or len(self.log) > SETTLE_AT:
-            self.settle()
+        if now >= self.due or len(self.log) > MOST_MARKS:
+            self.process_marks()
 
     def enter_forward(self, with_gradients: bool) -> int:
         """Enter the phase :data:`FORWARD`, with or without gradients."""
@@ -197,7 +197,7 @@ class Recorder:
         """
         if get_ident() == self.thread:
             self.note((GRADIENTS, self.clock()))
-            self._settle_if_long()
+            self._process_if_long()
         timing = self.timing
         if timing is not None and (mark := timing.mark(COLLECTIVE)) is not None:
             self._marks.append(mark)
@@ -222,8 +222,8 @@ class Recorder:
         self.depth = 0
         now = self.clock()
         self.note((FETCHED, now))
-        if now >= self.due or len(self.log) > SETTLE_AT:
-            self.settle()
+        if now >= self.due or len(self.log) > MOST_MARKS:
+            self.process_marks()
 
     def batch(self, samples: int = 0, tokens: int = 0, fetch: float = 0.0) -> None:
         """Note a batch for the loop: its amounts, and the seconds it took to make.
@@ -234,7 +234,7 @@ class Recorder:
         if get_ident() == self.thread:
             self.tell_amounts((samples, tokens, fetch))
             self.note((BATCH, 0))
-            self._settle_if_long()
+            self._process_if_long()
 
     def tell_amounts(self, amounts: tuple[int, int, float]) -> None:
         """Set the amounts of the following batches, as for :meth:`batch`."""
@@ -246,7 +246,7 @@ class Recorder:
         """Note a copy to a device from memory that is not pinned."""
         if get_ident() == self.thread:
             self.note((PAGEABLE_COPY, 0))
-            self._settle_if_long()
+            self._process_if_long()
 
     # -- steps
 
@@ -254,8 +254,8 @@ class Recorder:
         """Note the start of an optimizer step. Accepts and ignores a hook's arguments."""
         if get_ident() != self.thread or self.is_scaling:
             return
-        if len(self.log) > SETTLE_AT:
-            self.settle()
+        if len(self.log) > MOST_MARKS:
+            self.process_marks()
         if id(optimizer) != self.which:
             self.which = id(optimizer)
             self.note((WHICH, self.which))
@@ -278,15 +278,15 @@ class Recorder:
         self.note((ENDED, now))
         if self.device is not None and not self.depth and not self._marks_steps:
             self._choose_timing(self.device, now)
-        if now >= self.due or len(self.log) > SETTLE_AT:
-            self.settle()
+        if now >= self.due or len(self.log) > MOST_MARKS:
+            self.process_marks()
         if self.at_step_end is not None and not self.depth and not self._marks_steps:
             self.at_step_end(self.which)
 
     def begin_marked_step(self) -> None:
         """Begin a step of ``trace_step``. From the first call on, only ``trace_step`` defines steps."""
         if get_ident() == self.thread:
-            self._settle_if_long()
+            self._process_if_long()
             self._within += 1
             self._marks_steps = True
             self.note((BEGIN_MARKED, self.clock()))
@@ -299,8 +299,8 @@ class Recorder:
             self.note((FAILED if failed else END_MARKED, now))
             if self.device is not None and not failed and not self._within:
                 self._choose_timing(self.device, now)
-            if now >= self.due or len(self.log) > SETTLE_AT:
-                self.settle()
+            if now >= self.due or len(self.log) > MOST_MARKS:
+                self.process_marks()
             if self.at_step_end is not None and not failed and not self._within:
                 self.at_step_end(BY_MARK)
 
@@ -317,8 +317,8 @@ class Recorder:
         if get_ident() == self.thread:
             now = self.clock()
             self.note((REPORTED, now))
-            if now >= self.due or len(self.log) > SETTLE_AT:
-                self.settle()
+            if now >= self.due or len(self.log) > MOST_MARKS:
+                self.process_marks()
             if self.at_step_end is not None and not self.which and not self._marks_steps:
                 self.at_step_end(BY_REPORT)
 
@@ -326,9 +326,9 @@ class Recorder:
         """Close the last step, after the user's function has ended."""
         if get_ident() == self.thread:
             self.note((FLUSH, 0))
-            self.settle()
+            self.process_marks()
 
-    def settle(self) -> None:
+    def process_marks(self) -> None:
         """Turn all marks so far into steps.
 
         A bug in this package ends recording, and nothing else. A user exception raised here by a signal handler
@@ -339,7 +339,7 @@ class Recorder:
         log = self.log
         try:
             # Done first, so that a signal handler called meanwhile does not enter here too.
-            self.due = self.clock() + SETTLE_EVERY
+            self.due = self.clock() + MARKS_INTERVAL_NS
             noted = log[:]
             del log[: len(noted)]  # excluding marks that a signal handler has added meanwhile
             self._steps.take(noted)
@@ -349,9 +349,9 @@ class Recorder:
                 raise
             self.trouble, self.thread = f"{type(error).__name__}: {error}", NOBODY
 
-    def _settle_if_long(self) -> None:
-        if len(self.log) > SETTLE_AT:
-            self.settle()
+    def _process_if_long(self) -> None:
+        if len(self.log) > MOST_MARKS:
+            self.process_marks()
 
     def _begin_anew(self) -> None:
         """Restart the step builder after an interruption, from the recorder's own state."""
@@ -406,7 +406,7 @@ _HERE = os.path.dirname(__file__)
 
 
 def _is_of_ours(error: BaseException) -> bool:
-    """Return whether an exception in :meth:`Recorder.settle` is a bug of this package.
+    """Return whether an exception in :meth:`Recorder.process_marks` is a bug of this package.
 
     A signal handler runs foreign code, however deep within this package's frames. Exceptions that other threads raise
     in this one come from no call; they are recognized by class, because this package's bugs raise Python's built-in

@@ -12,7 +12,7 @@ from threading import get_ident
 from typing import Any
 
 from powertrain.trace.recording import cuda
-from powertrain.trace.recording.marks import BEGINS, ENDED, SETTLE_AT
+from powertrain.trace.recording.marks import BEGINS, ENDED, MOST_MARKS
 from powertrain.trace.recording.phases import COLLECTIVE, REPORT
 from powertrain.trace.recording.recorder import Recorder
 
@@ -145,8 +145,8 @@ def _optimizer_hooks(recorder: Recorder) -> tuple[Callable[..., None], Callable[
         ):
             now = clock()
             note((ENDED, now))
-            if now >= recorder.due or len(log) > SETTLE_AT:
-                recorder.settle()
+            if now >= recorder.due or len(log) > MOST_MARKS:
+                recorder.process_marks()
         else:
             recorder.optimizer_ended(optimizer)
 

@@ -62,7 +62,7 @@ class Alone:
 
     def kept(self) -> RecordedProcess:
         """Return all records so far; on the recording thread also the newest marks."""
-        self.recorder.settle()
+        self.recorder.process_marks()
         self._take()
         with self._lock:
             return RecordedProcess(

@@ -30,7 +30,6 @@ from powertrain.trace.recording.marks import (
     OF_A_BATCH,
     PAGEABLE_COPY,
     REPORTED,
-    SETTLE_AT,
     TIMING,
     WHICH,
 )
@@ -186,7 +185,7 @@ class StepBuilder:
             phase = BACKWARD if number == GRADIENTS and self._phase == COLLECTIVE else self._phase
             attempt.cycle.numbers.append(number)
             attempt.cycle.phases.append(phase)
-            if number not in IN_A_CYCLE or len(attempt.cycle.numbers) > SETTLE_AT:
+            if number not in IN_A_CYCLE or len(attempt.cycle.numbers) > MOST_MARKS:
                 self._attempt = None
 
     def _learn_after(self, number: int) -> None:

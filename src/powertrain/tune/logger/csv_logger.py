@@ -91,7 +91,7 @@ class CSVLoggerCallback(FileLogger):
             self._are_new_columns_said = True
             logger.warning(
                 "Trial %s reports %s, which its first report did not have: progress.csv has no column for it. Report "
-                "the same metrics each time, or read result.json. This is said once.",
+                "the same metrics each time, or read result.json. This message is shown once.",
                 trial,
                 ", ".join(map(repr, new[:5])),
             )

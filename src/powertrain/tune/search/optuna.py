@@ -245,32 +245,32 @@ class OptunaSearch(Searcher):
         run.steps.pop(trial_id, None)
         run.drawn.pop(trial_id, None)
         values = [find_number(result, name) for name in self._objectives(self.metric)]
-        told: list[float] | None = None
+        final_values: list[float] | None = None
         if error:
             state = states.FAIL
         elif None not in values:
-            state, told = states.COMPLETE, [value for value in values if value is not None]
+            state, final_values = states.COMPLETE, [value for value in values if value is not None]
         else:
             # Samplers learn from a pruned trial that its region is bad, and nothing from a failed one.
             state = states.PRUNED if len(values) == 1 else states.FAIL
         if trial_id in run.adopted:
             parameters, steps = run.adopted.pop(trial_id)
             attributes = {_TRIAL_ID: trial_id}
-            trial = self._freeze_parameters(parameters, trial_id, state, told, steps, attributes)
+            trial = self._freeze_parameters(parameters, trial_id, state, final_values, steps, attributes)
             run.study.add_trial(trial)
         else:
-            trial = self._tell(run, trial_id, state, told)
+            trial = self._complete_trial(run, trial_id, state, final_values)
         if run.stored is not None:
             self._store(run.stored, trial)
 
-    def _tell(
-        self, run: _StudyInProgress, trial_id: str, state: TrialState, told: list[float] | None
+    def _complete_trial(
+        self, run: _StudyInProgress, trial_id: str, state: TrialState, final_values: list[float] | None
     ) -> FrozenTrial:
         """Report the end of a trial to the study; return the trial."""
         samplers = import_optuna().samplers
         trial = run.trials.pop(trial_id)
         try:
-            run.study.tell(trial, told, state=state)
+            run.study.tell(trial, final_values, state=state)
         except RuntimeError:
             # After their last point these samplers stop the study, which is possible within optimize() only.
             if not isinstance(run.study.sampler, (samplers.GridSampler, samplers.BruteForceSampler)):

@@ -24,11 +24,11 @@ class CallbackStates:
     Args:
         storage: The storage of the sweep.
         callbacks: The callbacks.
-        tell: Prints one sentence for the user.
+        warn: Prints one sentence for the user.
     """
 
-    def __init__(self, storage: Storage, callbacks: CallbackList, tell: Callable[[str], None]) -> None:
-        self._storage, self._callbacks, self._tell = storage, callbacks, tell
+    def __init__(self, storage: Storage, callbacks: CallbackList, warn: Callable[[str], None]) -> None:
+        self._storage, self._callbacks, self._warn = storage, callbacks, warn
         self._stored = b""
 
     def restore(self) -> None:
@@ -38,7 +38,7 @@ class CallbackStates:
         except FileNotFoundError:
             return
         except Exception as error:  # by another user, damaged, or of a class that no longer exists
-            self._tell(
+            self._warn(
                 f"The callbacks begin without their earlier states, which cannot be opened ({describe_error(error)})."
             )
 
@@ -54,6 +54,6 @@ class CallbackStates:
             signed.put(self._storage, signed.sign(self._storage, _KEY, data))
             self._stored = data
         except Exception as error:  # an object that cannot be pickled, or a full disk: the sweep continues
-            self._tell(
+            self._warn(
                 f"The states of the callbacks are not kept for a restart of the sweep: {describe_error(error)}."
             )

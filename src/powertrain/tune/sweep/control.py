@@ -23,7 +23,7 @@ _LOCK_TIMEOUT_S = 5.0
 
 
 def listen(
-    loop: SweepLoop, name: str, lease: int, storage: Storage, stack: ExitStack, tell: Callable[[str], None]
+    loop: SweepLoop, name: str, lease: int, storage: Storage, stack: ExitStack, warn: Callable[[str], None]
 ) -> None:
     """Serve requests to a sweep until the stack is closed. Without a socket the sweep runs all the same.
 
@@ -33,7 +33,7 @@ def listen(
         lease: The number of its lease.
         storage: Where its journal grows.
         stack: Removes the socket.
-        tell: Prints one sentence for the user.
+        warn: Prints one sentence for the user.
     """
     from powertrain.engine.local import runtime_directories
 
@@ -47,7 +47,7 @@ def listen(
         stack.callback(visits.close)
         stack.enter_context(protocol.listening(runtime, card, visits.post_request))
     except OSError as error:
-        tell(f"'powertrain stop' and others will not find this sweep: its socket cannot be made ({error}).")
+        warn(f"'powertrain stop' and others will not find this sweep: its socket cannot be made ({error}).")
 
 
 class SweepVisits:

@@ -30,7 +30,7 @@ from powertrain.tune.trial import Trial
 _OWN_METRICS = frozenset({"training_iteration", "time_total_s", "time_this_iter_s"})
 _logger = module_logger(__name__)
 #: Seconds between two checks of the time while trials run.
-_LOOK_INTERVAL_S = 0.5
+_POLL_INTERVAL_S = 0.5
 #: Seconds for trials to reach a boundary once the sweep ends; as after Ctrl-C.
 _END_GRACE_S = 15.0
 #: Number of reports after which a limit for a metric that was never reported is probably a mistake.
@@ -53,7 +53,7 @@ class SweepLoop:
         time_budget_s: Seconds after which no trial continues; None for no limit.
         fail_fast: Whether the first failed trial ends the sweep.
         metrics: The metrics that trials must report.
-        tell: Prints one sentence for the user.
+        warn: Prints one sentence for the user.
         on_trial_end: Called with each trial that has ended.
     """
 
@@ -69,12 +69,12 @@ class SweepLoop:
         time_budget_s: float | None = None,
         fail_fast: bool = False,
         metrics: Sequence[str] = (),
-        tell: Callable[[str], None] = _logger.warning,
+        warn: Callable[[str], None] = _logger.warning,
         on_trial_end: Callable[[Trial], None] = lambda _: None,
     ) -> None:
         self._judge, self._record, self._start, self._callbacks = judge, record, start, callbacks
         self._concurrency, self._num_samples, self._fail_fast = concurrency, num_samples, fail_fast
-        self._budget, self._metrics, self._tell = time_budget_s, tuple(metrics), tell
+        self._budget, self._metrics, self._warn = time_budget_s, tuple(metrics), warn
         self._on_trial_end = on_trial_end
         self._changed = threading.Condition(threading.RLock())
         self._running: dict[str, TrialRun] = {}
@@ -129,22 +129,22 @@ class SweepLoop:
     def run(self, draw: Callable[[], None]) -> None:
         """Run trials until none is left. ``draw`` is called about twice a second."""
         began = time.monotonic()
-        self._look(began)  # before new trials: the time of a resumed sweep may have expired
+        self._check_limits(began)  # before new trials: the time of a resumed sweep may have expired
         self._threads = self._concurrency
         for number in range(self._concurrency):
             threading.Thread(target=self._work, name=f"powertrain-trials-{number}", daemon=True).start()
         while self._threads:
             draw()
             with self._changed:
-                self._changed.wait_for(lambda: not self._threads, _LOOK_INTERVAL_S)
-                self._look(began)
+                self._changed.wait_for(lambda: not self._threads, _POLL_INTERVAL_S)
+                self._check_limits(began)
         draw()
         if self._silent and len(self._silent) == len(self.state.trials):
             self.fault = self.fault or ConfigError(next(iter(self._silent.values())))
         if self.fault is not None:
             raise self.fault
 
-    def _look(self, began: float) -> None:
+    def _check_limits(self, began: float) -> None:
         """End the sweep if its time has expired, and then trials that do not reach a boundary."""
         now = time.monotonic()
         try:
@@ -228,7 +228,7 @@ class SweepLoop:
                 if not self._taken and self.state.is_search_over:
                     self._changed.notify_all()
                     return None
-                self._changed.wait(_LOOK_INTERVAL_S)
+                self._changed.wait(_POLL_INTERVAL_S)
 
     def _end_stopped_trials(self) -> None:
         """End the trials whose stop no driver has carried out yet."""
@@ -415,7 +415,7 @@ class SweepLoop:
         reported = sorted({name for other in self.state.trials.values() for name in other.metrics})
         missing = [name for name in bounds_of(self._judge.stopper) if name not in reported]
         if missing and reported:
-            self._tell(
+            self._warn(
                 f"RunConfig(stop=...) has a limit for {', '.join(map(repr, missing))}, which no trial has reported so "
                 f"far: it ends none. Reported were {', '.join(map(repr, reported))}."
             )
@@ -430,14 +430,14 @@ class SweepLoop:
         if not missing or (trial.trial_id in self.state.stops and not trial.metrics):
             return ""
         reported = sorted(set(trial.metrics) - _OWN_METRICS)
-        said = f"It reported {', '.join(map(repr, reported))}." if reported else "It reported nothing."
+        found = f"It reported {', '.join(map(repr, reported))}." if reported else "It reported nothing."
         others = {
             name: type(trial.last_result[name]).__name__ for name in missing if name in trial.last_result
         }
         if others:
-            said = f"It reported {', '.join(f'{name!r} as {kind}' for name, kind in others.items())}, not as a number."
+            found = f"It reported {', '.join(f'{name!r} as {kind}' for name, kind in others.items())}, not as a number."
         problem = (
-            f"Trial {trial} never reported {', '.join(map(repr, missing))}, by which trials are compared. {said} "
+            f"Trial {trial} never reported {', '.join(map(repr, missing))}, by which trials are compared. {found} "
             "Report it with powertrain.report({...}), or set TuneConfig(metric=...) to a metric that is reported."
         )
         if not any(name in other.metrics for other in self.state.trials.values() for name in missing):

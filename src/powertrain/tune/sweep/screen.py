@@ -51,7 +51,7 @@ class SweepScreen:
         self._name, self._metric, self._mode, self.total = name, metric, mode, total
         self._verbose, self._reporter, self.hides_output = verbose, reporter, hides_output
         self._guard = threading.RLock()
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
         self._began = self._line_at = time.monotonic()
         if reporter is not None:
             reporter.setup(start_time=time.time(), total_samples=total, metric=metric, mode=mode)
@@ -64,25 +64,25 @@ class SweepScreen:
             self._live = Live(console=Console(file=sys.stdout), auto_refresh=False, transient=False)
             self._live.start()
         if verbose != 0:
-            self.say(f"sweep {'continued' if is_continued else 'started'} in {path}")
+            self.print_line(f"sweep {'continued' if is_continued else 'started'} in {path}")
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line of the sweep."""
         self._print(f"[{self._name}] {text}")
 
-    def tell(self, text: str, name: str = "") -> None:
+    def warn(self, text: str, name: str = "") -> None:
         """Print a warning once, also if several trials give it."""
         key = text.replace(name, "*") if name else text
         with self._guard:
-            if key in self._told:
+            if key in self._shown:
                 return
-            self._told.add(key)
+            self._shown.add(key)
         self._print(f"[{name or self._name}] warning: {text}")
 
     def waits(self, name: str, reason: str) -> None:
         """Print the reason why a trial waits to start."""
         if self._verbose != 0:
-            self.say(f"{name} waits to start: {reason}")
+            self.print_line(f"{name} waits to start: {reason}")
 
     def lines(self, name: str, rank: int, lines: Sequence[str]) -> None:
         """Print lines that a rank of a trial wrote."""
@@ -98,7 +98,7 @@ class SweepScreen:
             self._live.update(self._view(trials), refresh=True)
         elif self._verbose != 0 and time.monotonic() - self._line_at > _LINE_INTERVAL_S:
             self._line_at = time.monotonic()
-            self.say(self._summary(trials))
+            self.print_line(self._summary(trials))
 
     def trial_ended(self, trial: Trial) -> None:
         """Print the end of a trial, without a table."""
@@ -107,7 +107,9 @@ class SweepScreen:
         metrics = trial.metrics
         shown = [f"{self._metric}={metrics[self._metric].last:.6g}"] if self._metric in metrics else []
         early = "stopped early" if trial.was_stopped_early else trial.status.lower()
-        self.say(f"{trial} {early} after {trial.iteration} reports{''.join(', ' + text for text in shown)}")
+        self.print_line(
+            f"{trial} {early} after {trial.iteration} reports{''.join(', ' + text for text in shown)}"
+        )
 
     def close(self, trials: Sequence[Trial], ending: str) -> None:
         """Show the last state and stop."""
@@ -119,7 +121,7 @@ class SweepScreen:
             self._live.stop()
             self._live = None
         if self._verbose != 0:
-            self.say(f"{ending}: {self._summary(trials)}")
+            self.print_line(f"{ending}: {self._summary(trials)}")
 
     def _summary(self, trials: Sequence[Trial]) -> str:
         return summary_line(
@@ -165,19 +167,19 @@ class TrialObserver:
         #: Seconds of this start spent waiting for slots, which are not part of reports.
         self.waited_s = 0.0
         self._asked_at: float | None = None
-        self._has_told_wait = False
+        self._has_shown_wait = False
 
     def event(self, event: ev.Event) -> None:
         """Show a fact of the run if it is a warning or the reason of a wait."""
         self._time_wait(event)
         if isinstance(event, ev.Warned):
-            self._screen.tell(event.message, self._name)
+            self._screen.warn(event.message, self._name)
         elif isinstance(event, ev.Committed):
             self._on_commit(event.checkpoint)
         elif isinstance(event, ev.Failed) and event.decision == "retry":
             self.on_recover()
-        elif isinstance(event, ev.SlotsWaited) and not self._has_told_wait:
-            self._has_told_wait = True  # once: the missing resources change whenever another trial ends
+        elif isinstance(event, ev.SlotsWaited) and not self._has_shown_wait:
+            self._has_shown_wait = True  # once: the missing resources change whenever another trial ends
             self._screen.waits(self._name, event.reason)
 
     def _time_wait(self, event: ev.Event) -> None:

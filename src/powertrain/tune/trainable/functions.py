@@ -7,7 +7,7 @@ from typing import Any
 from powertrain.errors import ConfigError
 from powertrain.tune.trainable.base import Trainable
 from powertrain.values.arguments import as_flag, as_whole, shorten
-from powertrain.worker import context, session
+from powertrain.worker import context
 from powertrain.worker.progress import StopRun
 
 #: Entries of a result that the sweep adds itself, or that are not metrics.
@@ -59,7 +59,7 @@ class TrainableFunction:
         trainable = self._make(config)
         is_kept = False
         try:
-            checkpoint = session.get_checkpoint()
+            checkpoint = context.get_checkpoint()
             if checkpoint is not None:
                 trainable.restore(checkpoint)
             while not self._advance(trainable):

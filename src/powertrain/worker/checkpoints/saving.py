@@ -15,7 +15,7 @@ from powertrain.config.validation import ValidationTaskConfig
 from powertrain.errors import CheckpointError, ReportError
 from powertrain.text.errors import describe_error
 from powertrain.values.arguments import as_flag, has_attribute, plain_scalar, shorten
-from powertrain.wire.from_worker import Carried, Noted
+from powertrain.wire.from_worker import Noted, ShareUploaded
 from powertrain.wire.values import CheckpointPart, FilePart, Point, ValidationRequest
 from powertrain.worker.checkpoints.shared_directory import (
     BEFORE_ALL,
@@ -206,16 +206,16 @@ def upload_beside(
 
     def work() -> None:
         place = session.place
-        told = Carried(attempt=place.attempt, row=row, rank=place.rank)
+        result = ShareUploaded(attempt=place.attempt, row=row, rank=place.rank)
         try:
-            told = _with(told, **_uploaded(upload, checkpoint, part, name))
+            result = _with(result, **_uploaded(upload, checkpoint, part, name))
         except BaseException as error:  # also SystemExit, which would end this thread silently
-            told = _with(
-                told,
+            result = _with(
+                result,
                 error=f"checkpoint_upload_fn raised {describe_error(error)}",
                 error_place=f"checkpoint_upload_fn of rank {place.rank}",
             )
-        session.service.post(told)
+        session.service.post(result)
 
     threading.Thread(target=work, name=f"powertrain-upload-{row}", daemon=True).start()
 
@@ -226,7 +226,7 @@ def _uploaded(
     import shutil
 
     from powertrain.checkpoint.checkpoint import Checkpoint
-    from powertrain.checkpoint.saver import source_of
+    from powertrain.checkpoint.staging import source_of
 
     given = Checkpoint(str(source_of(part.staged, ""))) if part.staged else reported
     kept = upload(given, name)
@@ -310,9 +310,9 @@ def _copied_from_shared(session: Session, directory: str) -> str:
         outputs={*place.files.outputs, *output_files()},
         # The ranks of other nodes may have the launch directory as well; never the scratch directory.
         is_shared=place.local_world_size > 1 or (place.world_size > 1 and not place.files.scratch),
-        hopeless=session.unsettled,
+        hopeless=session.changing_files,
     )
-    session.unsettled |= copied.unsettled
+    session.changing_files |= copied.changing
     _warn_of_left_out(session, directory, copied.left_out)
     return target
 

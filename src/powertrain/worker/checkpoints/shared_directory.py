@@ -96,7 +96,7 @@ class Copied:
     #: By name why an entry was left out.
     left_out: dict[str, str] = field(default_factory=dict)
     #: Those of them that did not come to rest.
-    unsettled: set[str] = field(default_factory=set)
+    changing: set[str] = field(default_factory=set)
 
 
 def is_same_directory(one: str, other: str) -> bool:
@@ -171,7 +171,7 @@ def copy_new_entries(
             (Path(target) / entry.name).mkdir(parents=True, exist_ok=True)
             copied.names.append(entry.name + "/")
         else:
-            waiting.append(_Settling(entry, Path(target) / entry.name, is_shared))
+            waiting.append(_ChangingFile(entry, Path(target) / entry.name, is_shared))
     deadline = time.monotonic() + _REST_TIMEOUT_S
     while waiting:
         waiting = [one for one in waiting if not one.is_over(copied)]
@@ -184,7 +184,7 @@ def copy_new_entries(
     return copied
 
 
-class _Settling:
+class _ChangingFile:
     """A file that is to be copied once it rests, so that another rank's half-written one is not taken."""
 
     def __init__(self, entry: DirectoryEntry, target: Path, is_shared: bool) -> None:
@@ -223,7 +223,7 @@ class _Settling:
     def give_up(self, copied: Copied) -> None:
         self._target.unlink(missing_ok=True)
         copied.left_out[self.entry.name] = "it was being written all the time, or is incomplete"
-        copied.unsettled.add(self.entry.name)
+        copied.changing.add(self.entry.name)
 
 
 class _Walk:

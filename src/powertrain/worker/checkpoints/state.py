@@ -178,7 +178,7 @@ def load_state(checkpoint: Checkpoint | None = None, **objects: Any) -> dict[str
     session = worker_session.current("load_state")
     chosen = _loadable(objects) if objects else _stateful(session.registered)
     if checkpoint is None:
-        checkpoint = worker_session.get_checkpoint()
+        checkpoint = worker_session.checkpoint_to_resume_from(session)
     if checkpoint is None:
         return None
     from powertrain.checkpoint.state.saver import StateLoader

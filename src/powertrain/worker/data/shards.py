@@ -235,8 +235,8 @@ class Shards:
         left = self._left.pop(name, None)
         if self._is_dataset(name) or (left is None and self._adopted.get(name, state) != state):
             raise ConfigError(
-                f"There is something to read data from under the name {name!r} already, and both would be kept in one "
-                "place. Give another: prepare_data_loader(loader, name=...)."
+                f"The name {name!r} belongs to another dataset or data loader already, and a checkpoint keeps one "
+                "position for each name. Give this one another: prepare_data_loader(loader, name=...)."
             )
         self._adopted[name] = state
 

@@ -25,7 +25,6 @@ from powertrain.errors import WireError
 from powertrain.trace.stacks import stacks
 from powertrain.wire.envelope import FromController, FromWorker
 from powertrain.wire.from_controller import (
-    Carry,
     CheckpointReply,
     CheckpointSettled,
     DebugEnd,
@@ -43,6 +42,7 @@ from powertrain.wire.from_controller import (
     RowClosed,
     Train,
     Unstaged,
+    UploadShare,
 )
 from powertrain.wire.from_worker import Arrived, AskCheckpoints, Beat, Held, Noted, Noticed, Profiled, Stacks
 from powertrain.wire.keys import ConnectionInfo
@@ -76,7 +76,7 @@ class Service:
 
     def __init__(
         self,
-        door: ConnectionInfo,
+        connection: ConnectionInfo,
         rank: int,
         attempt: int,
         gate: Gate,
@@ -100,9 +100,10 @@ class Service:
         self._dismissed_at = float("inf")
         #: Commands for the main thread, in order: Execute, Train, Dismissed.
         self.commands: queue.SimpleQueue[FromController] = queue.SimpleQueue()
-        #: Called on this thread: with shares that this rank uploads itself, and with each settled checkpoint.
-        self.on_carry: Callable[[Carry | Drop], None] = lambda _: None
-        self.on_settled: Callable[[CheckpointSettled | Unstaged], None] = lambda _: None
+        #: Called on this thread: with shares that this rank uploads itself, and with rows whose shares are not needed
+        #: in the staging area any more.
+        self.on_upload_order: Callable[[UploadShare | Drop], None] = lambda _: None
+        self.on_share_freed: Callable[[CheckpointSettled | Unstaged], None] = lambda _: None
         #: Called on this thread: with replies for a debugger of this rank; and to see whether one holds it.
         self.on_debug: Callable[[FromController], None] = lambda _: None
         self.is_debugged: Callable[[], bool] = lambda: False
@@ -137,7 +138,7 @@ class Service:
         self._closing = False
         self._deadline = 0.0
         self._told_full, self._spill_again_at = False, 0.0
-        self._link = Link(door, rank, attempt)  # handed to the thread, which alone uses it from then on
+        self._link = Link(connection, rank, attempt)  # handed to the thread, which alone uses it from then on
         self._thread = threading.Thread(target=self._run, name="powertrain-service", daemon=True)
         self._thread.start()
 
@@ -377,7 +378,7 @@ class Service:
     def _is_flushed(self) -> bool:
         if self.refusal:  # no message is accepted any more
             return True
-        return not (self._ordered or self._urgent or self._spill) and self._link.settled
+        return not (self._ordered or self._urgent or self._spill) and self._link.is_acknowledged
 
     def _beat(self, now: float) -> Beat:
         progress = self._progress
@@ -441,12 +442,12 @@ class Service:
             self._waiter("sync", command.sync).set(command)
         elif isinstance(command, RowClosed):
             self._close_row(command)
-        elif isinstance(command, (Carry, Drop)):
-            self.on_carry(command)
+        elif isinstance(command, (UploadShare, Drop)):
+            self.on_upload_order(command)
         elif isinstance(command, Unstaged):
-            self.on_settled(command)
+            self.on_share_freed(command)
         elif isinstance(command, CheckpointSettled):
-            self.on_settled(command)
+            self.on_share_freed(command)
             self._answer(("settled", command.row), command)
         elif isinstance(command, Reported):
             self._answer(("ask", command.ask), command)

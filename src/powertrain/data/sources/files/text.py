@@ -356,7 +356,7 @@ class CsvSource(_TextSource):
             column_names=list(self._names[number]),
             encoding=self._read_options.encoding,
         )
-        convert = self._convert_options if schema is None else self._settled(schema)
+        convert = self._convert_options if schema is None else self._options_for(schema)
         table = csv.read_csv(_as_file(data), read, self._parse_options, convert)
         if schema is None and convert.check_utf8:
             self._refuse_other_encodings(table.schema, number)
@@ -373,7 +373,7 @@ class CsvSource(_TextSource):
                     f"convert_options=pyarrow.csv.ConvertOptions(column_types={{{field.name!r}: pyarrow.binary()}})."
                 )
 
-    def _settled(self, schema: pa.Schema) -> Any:
+    def _options_for(self, schema: pa.Schema) -> Any:
         """Return the conversion options for known types."""
         from pyarrow import csv
 

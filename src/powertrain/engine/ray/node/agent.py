@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from powertrain.checkpoint.saver import remove_earlier_shares, sealed_reports
+from powertrain.checkpoint.staging import remove_earlier_shares, sealed_reports
 from powertrain.engine import process
 from powertrain.engine.base import ProcessSpec, Slot
 from powertrain.engine.local.warm_server import WarmServer
@@ -110,7 +110,7 @@ class NodeAgent:
         self._is_going = self._is_over = False
         self._output = OutputReader()
         self._output.deliver = self._printed
-        self._link = Link(spec.door, -1, 0)
+        self._link = Link(spec.connection, -1, 0)
         self._greet(self._make_ready(), wants_files=self._wants_files())
 
     def bring(self, parcels: Mapping[str, bytes]) -> None:
@@ -356,7 +356,9 @@ class NodeAgent:
             if self._server is not None:
                 self._server.kill(id, signal.SIGKILL)
         deadline = time.monotonic() + _END_TIMEOUT_S
-        while (self._processes or self._outbox or not self._link.settled) and time.monotonic() < deadline:
+        while (
+            self._processes or self._outbox or not self._link.is_acknowledged
+        ) and time.monotonic() < deadline:
             nobody_listens = not self._link.reached or self._link.silence > FENCE_TIMEOUT_S
             if nobody_listens and not self._processes:
                 break

@@ -10,7 +10,8 @@ from powertrain.wire.keys import ConnectionInfo
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The start arguments of an agent. Travels in the arguments of an actor only: it holds keys."""
 
-    door: ConnectionInfo
+    #: "door" on the wire, so that an agent of another version can still say which version it has.
+    connection: ConnectionInfo = msgspec.field(name="door")
     version: str
     #: The driver's mark in its runtime directory; see :func:`write_token`.
     token: str

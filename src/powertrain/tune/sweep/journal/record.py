@@ -163,15 +163,15 @@ class ConfigReader:
     """
 
     def __init__(self, storage: Storage) -> None:
-        self._storage, self._has_told = storage, False
+        self._storage, self._has_warned = storage, False
 
     def __call__(self, key: str) -> dict[str, Any] | None:
         """Return a configuration stored by :func:`store_config`; None, with one warning, if it cannot be loaded."""
         try:
             return load_config(self._storage, key)
         except Exception as error:  # also any error of the user's objects in unpickling
-            if not self._has_told:
-                self._has_told = True
+            if not self._has_warned:
+                self._has_warned = True
                 _logger.warning(
                     "Configurations have text in place of values that JSON cannot hold: %s",
                     describe_error(error),

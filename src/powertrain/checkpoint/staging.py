@@ -59,7 +59,7 @@ class CheckpointDirectory(str):
 
 
 class Staging:
-    """One rank's part of the staging area. Everything but :meth:`settled` belongs to the training thread."""
+    """One rank's part of the staging area. Everything but :meth:`free_share` belongs to the training thread."""
 
     def __init__(
         self,
@@ -127,9 +127,9 @@ class Staging:
             give_back(staged, taken)
         else:
             remove_share(staged)
-        self.settled(row)
+        self.free_share(row)
 
-    def settled(self, row: int) -> None:
+    def free_share(self, row: int) -> None:
         """Note that the share of ``row`` has been uploaded. Any thread."""
         with self._changed:
             self._outstanding.pop(row, None)
@@ -233,7 +233,7 @@ def sealed_reports(root: str, attempt: int, rank: int) -> dict[int, Point]:
         try:
             point = _decode_seal(seal.read_bytes())[0]
         except (OSError, msgspec.DecodeError):
-            continue  # carried and removed while we looked
+            continue  # uploaded and removed since the directory was listed
         if re.fullmatch(r"row-0*" + str(point.row), seal.parent.name):
             found[point.row] = point
     return found

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from powertrain.result.result import Result
 
 
-def follow(request: TrainRequest) -> Result:
+def fit_torchrun_rank(request: TrainRequest) -> Result:
     """Run any rank but 0 under torchrun."""
     from powertrain.engine import torchrun
     from powertrain.result.result import Result
@@ -25,7 +25,7 @@ def follow(request: TrainRequest) -> Result:
 
     function = function_here(request, functools.partial(prepare_like_rank_zero, request))
     with handle_interrupts(lambda: None, users_code_is_here=True) as interrupts:
-        code, rank = torchrun.follow(function, request.user_env)
+        code, rank = torchrun.run_other_rank(function, request.user_env)
     if rank.place.local_rank == 0:  # the first of a node that is not rank 0's
         remove_data_cache(rank.place.data.cache)
     if interrupts:
@@ -59,5 +59,5 @@ def follow(request: TrainRequest) -> Result:
         what = (
             f"The run failed: {elsewhere}." if elsewhere else f"Rank {rank.place.rank} could not be set up."
         )
-        result.error = ControllerError(PowertrainError(f"{what} The output of this rank says more."), result)
+        result.error = ControllerError(PowertrainError(f"{what} See the output of this rank."), result)
     raise result.error from rank.error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from powertrain.checkpoint.saver import Staging, give_back, sealed_reports, source_of
+from powertrain.checkpoint.staging import Staging, give_back, sealed_reports, source_of
 from powertrain.errors import CheckpointError
 from powertrain.storage import boundaries
 from powertrain.wire.values import CheckpointPart, Point
@@ -141,7 +141,7 @@ def test_beyond_the_limit_it_waits_until_an_older_one_has_left(root: str, tmp_pa
     assert asked.wait(5)
     assert second.is_alive()
     assert not list(Path(root).glob("*/*/row-00000002"))
-    staging.settled(1)
+    staging.free_share(1)
     second.join(5)
     assert list(Path(root).glob("*/*/row-00000002"))
 
@@ -155,7 +155,7 @@ def test_the_limit_is_divided_among_the_ranks_of_a_node(root: str, tmp_path: Pat
 
     def full(*a: int) -> None:
         asked.append(a)
-        staging.settled(1)
+        staging.free_share(1)
 
     staging = Staging(root, 0, 0, limit=20, shared_by=2, full=full)
     staging.stage(1, fill(tmp_path / "own", weights="12345678"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.diagnosis import synthetic
 
-from powertrain.diagnosis.tables.settled import settled, spent
+from powertrain.diagnosis.tables.steady import spent, steady_steps
 from powertrain.trace.recording import phases
 
 
@@ -16,46 +16,48 @@ def test_the_first_step_and_the_slow_ones_after_it_are_start_up() -> None:
     steps = synthetic.run(1, noise=synthetic.QUIET)
     steps.phases[:] = steps.phases[150]
     steps.phases[:7] *= 3.0
-    assert settled(steps).start_up == 7
+    assert steady_steps(steps).start_up == 7
     steps.phases[3] /= 3.0
-    assert settled(steps).start_up == 7
+    assert steady_steps(steps).start_up == 7
 
 
 def test_one_hiccup_later_on_is_no_start_up() -> None:
     steps = synthetic.run(1, noise=synthetic.QUIET)
     steps.phases[:] = steps.phases[150]
     steps.phases[9] *= 5.0
-    assert settled(steps).start_up == 1
+    assert steady_steps(steps).start_up == 1
 
 
 def test_the_start_of_a_run_that_is_slow_throughout_stays_short() -> None:
     steps = synthetic.run(1, noise=synthetic.QUIET)
     steps.phases[:] = np.linspace(1.0, 3.0, len(steps))[::-1, None, None] * steps.phases[150]
-    assert settled(steps).start_up <= 20
+    assert steady_steps(steps).start_up <= 20
 
 
 def test_steps_whose_beginning_was_thinned_away_have_no_start_up() -> None:
     steps = synthetic.run(1, noise=synthetic.QUIET)
     steps.phases[:] = steps.phases[150]
-    assert settled(replace(steps, numbers=steps.numbers + 1000)).start_up == 0
+    assert steady_steps(replace(steps, numbers=steps.numbers + 1000)).start_up == 0
 
 
 def test_of_a_run_whose_older_steps_were_thinned_the_newer_ones_are_judged() -> None:
     """Of each group that was thinned, the slowest step has stayed."""
     whole = synthetic.run(1, steps=400)
     numbers = np.concatenate([np.arange(0, 2000, 10), np.arange(2000, 2200)])
-    run = settled(replace(whole, numbers=numbers))
+    run = steady_steps(replace(whole, numbers=numbers))
     assert run.numbers.tolist() == list(range(2000, 2200))
     assert run.begins == 200
     assert len(run.start) == run.start_up
-    few = settled(replace(whole, numbers=np.concatenate([np.arange(0, 3000, 10), np.arange(3000, 3100)])))
+    few = steady_steps(
+        replace(whole, numbers=np.concatenate([np.arange(0, 3000, 10), np.arange(3000, 3100)]))
+    )
     assert few.begins == few.start_up, "too few to judge by them alone"
 
 
 def test_an_optimizer_step_counts_before_the_meeting_that_it_delays() -> None:
     steps = synthetic.run(1, noise=synthetic.QUIET)
     steps.phases[100, 1, phases.OPTIMIZER] = 0.5
-    run = settled(steps)
+    run = steady_steps(steps)
     assert run.between[101 - run.start_up, 1, phases.OPTIMIZER] == 0.5
     assert run.table[100 - run.start_up, 1, phases.OPTIMIZER] == 0.5
 

@@ -2,7 +2,7 @@
 
 ::
 
-    row complete ─▶ pending ─▶ carried by every node ─▶ committed ─▶ kept ─▶ deleted by retention
+    row complete ─▶ pending ─▶ uploaded by every node ─▶ committed ─▶ kept ─▶ deleted by retention
                        └────────────┴───▶ failed: warned of, and all its files are removed
 """
 
@@ -18,22 +18,22 @@ from powertrain.checkpoint import cleanup, commit, committed, contents
 from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.checkpoint import Checkpoint
 from powertrain.checkpoint.manifest import Manifest
-from powertrain.checkpoint.saver import give_back, remove_share
+from powertrain.checkpoint.staging import give_back, remove_share
 from powertrain.config.checkpoint import CheckpointConfig
 from powertrain.errors import CheckpointError, FencedError
 from powertrain.run.checkpoints import pending as pd
 from powertrain.run.checkpoints.committer import Committer
 from powertrain.run.checkpoints.kept import KeptCheckpoints
 from powertrain.run.checkpoints.pending import PendingCheckpoint
-from powertrain.run.checkpoints.uploads import Carriers
+from powertrain.run.checkpoints.uploads import Uploaders
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.workers.rows import Row
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.full_disk import describe_write_error, full_place
 from powertrain.text.errors import message_of
-from powertrain.wire.from_controller import Carry, CheckpointReply, Drop
-from powertrain.wire.from_worker import Carried, CarryTrouble
+from powertrain.wire.from_controller import CheckpointReply, Drop, UploadShare
+from powertrain.wire.from_worker import ShareUploaded, UploadTrouble
 from powertrain.wire.values import CheckpointPart
 from powertrain.worker.data.shards import gaps_in, positions_in
 
@@ -41,7 +41,7 @@ from powertrain.worker.data.shards import gaps_in, positions_in
 Settled = Callable[[PendingCheckpoint, "Manifest | None", "BaseException | str"], None]
 
 
-class Checkpoints:
+class CheckpointManager:
     """All checkpoints of a run. The controller's thread only. Errors of storage are warned of, never raised."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Checkpoints:
         self._storage, self._chain, self._tag = storage, chain, tag
         self._committer, self._before_commit = committer, before_commit
         self._settled, self._unstaged, self._warn, self._clock = settled, unstaged, warn, clock
-        self._carriers: Carriers | None = None
+        self._uploaders: Uploaders | None = None
         #: The newest committed and verified checkpoint.
         self.newest = newest
         self._kept = KeptCheckpoints(storage, chain, config, committer, warn)
@@ -76,7 +76,7 @@ class Checkpoints:
         #: Rows whose checkpoint has been begun in this attempt or an earlier one.
         self._begun: set[pd.Key] = set()
         #: Shares that a rank had uploaded itself before the row was complete.
-        self._early: dict[pd.Key, list[Carried]] = {}
+        self._early: dict[pd.Key, list[ShareUploaded]] = {}
         self._told_clash = self._told_empty = False
         #: True while the run is ending: shares that storage refuses now stay where they are, in ``left``.
         self.last_chance = False
@@ -89,9 +89,9 @@ class Checkpoints:
         #: The name of the checkpoint committed last, which the next refers to. The committer's thread only.
         self._parent = newest.name if newest is not None else ""
 
-    def carried_by(self, carriers: Carriers) -> None:
+    def use_uploaders(self, uploaders: Uploaders) -> None:
         """Set the uploaders. Once, before the first row closes."""
-        self._carriers = carriers
+        self._uploaders = uploaders
 
     # -- state
 
@@ -169,8 +169,8 @@ class Checkpoints:
                 "file. It is committed as it is. Write files into the directory on at least one rank before report()."
             )
         pending.awaited = {rank for rank, part in parts.items() if part.pending}
-        for carried in self._early.pop(pending.key, []):
-            self.carried(carried)
+        for uploaded in self._early.pop(pending.key, []):
+            self.on_share_uploaded(uploaded)
         self._advance()
         self._yielded.pop(pending.row, None)  # all ranks have had room for it
         for call in [call for call in self._calls if call[0] <= pending.row]:
@@ -196,17 +196,17 @@ class Checkpoints:
         self._settled(late, None, _with_places(reason, back))
 
     def _order(self, pending: PendingCheckpoint) -> None:
-        assert self._carriers is not None
+        assert self._uploaders is not None
         pending.ordered = True
         members = self._members[pending.key]
-        for rank, names in pd.shares_to_carry(pending.parts).items():
-            if members[rank].exited and not self._carriers.outlives(members[rank]):
-                self.fail(pending, f"rank {rank} ended before it could carry its share to the storage")
+        for rank, names in pd.shares_to_upload(pending.parts).items():
+            if members[rank].exited and not self._uploaders.outlives(members[rank]):
+                self.fail(pending, f"rank {rank} ended before it could upload its share of the checkpoint")
                 return
             pending.awaited.add(rank)
-            self._carriers.carry(
+            self._uploaders.upload(
                 members[rank],
-                Carry(
+                UploadShare(
                     attempt=pending.attempt,
                     row=pending.row,
                     rank=rank,
@@ -231,8 +231,8 @@ class Checkpoints:
             name, number = f"{wanted}.{number}", number + 1
         if given and name != given[0]:
             self._warn(
-                f"The checkpoint {given[0]!r} is kept as {name!r}: something of an earlier try may still be on its way "
-                "to the storage under that name."
+                f"The checkpoint {given[0]!r} is stored as {name!r}: the upload of an earlier checkpoint with that "
+                "name was given up, and files of it may still arrive."
             )
         return name
 
@@ -241,10 +241,10 @@ class Checkpoints:
         others = [p.name for p in self._pending.values() if p is not pending]
         return pending.name in others or any(m.name == pending.name for m in self._kept)
 
-    def carried(self, message: Carried) -> None:
+    def on_share_uploaded(self, message: ShareUploaded) -> None:
         """Handle the result of an upload."""
-        assert self._carriers is not None
-        self._carriers.done((message.attempt, message.row, message.rank))
+        assert self._uploaders is not None
+        self._uploaders.done((message.attempt, message.row, message.rank))
         pending = self._pending.get((message.attempt, message.row))
         if pending is None:
             if message.elsewhere or message.error:
@@ -266,13 +266,13 @@ class Checkpoints:
             self._unstaged(pending, message.rank)
         self._advance()
 
-    def trouble(self, message: CarryTrouble) -> None:
+    def trouble(self, message: UploadTrouble) -> None:
         """Note that storage refuses a share; the upload is retried."""
         pending = self._pending.get((message.attempt, message.row))
         if pending is not None:
             pending.trouble, pending.place = message.reason, message.place
 
-    def will_never_come(self, shares: Iterable[Carry], why: str) -> None:
+    def will_never_come(self, shares: Iterable[UploadShare], why: str) -> None:
         """Fail the checkpoints of shares that are lost with their uploader."""
         for share in list(shares):
             pending = self._pending.get((share.attempt, share.row))
@@ -316,7 +316,7 @@ class Checkpoints:
     def fail(self, pending: PendingCheckpoint, reason: BaseException | str) -> None:
         """Give a checkpoint up: its shares are removed, also from storage. The user's directories that were moved go
         back, and the reason names them."""
-        assert self._carriers is not None
+        assert self._uploaders is not None
         self._wants_room = 0
         members = self._members.get(pending.key, {})
         self._give_up(pending)
@@ -325,7 +325,7 @@ class Checkpoints:
             if part.staged and part.taken:
                 back.append(self._given_back(pending, rank, members))
             elif part.staged:
-                self._carriers.drop((pending.attempt, pending.row, rank), part.staged)
+                self._uploaders.drop((pending.attempt, pending.row, rank), part.staged)
                 remove_share(part.staged)
         if not self._is_taken(pending):
             self._committer.submit(self._kept.discarding(pending.name), _ignored, persist=False)
@@ -334,20 +334,20 @@ class Checkpoints:
 
     def _given_back(self, pending: PendingCheckpoint, rank: int, members: Mapping[int, Member]) -> str:
         """Give a share back to the user; return where its files are."""
-        assert self._carriers is not None
+        assert self._uploaders is not None
         part = pending.parts[rank]
         if os.path.isdir(part.staged):
             place = give_back(part.staged, part.taken)  # first: an uploader removes the rest
-            self._carriers.drop((pending.attempt, pending.row, rank), part.staged)
+            self._uploaders.drop((pending.attempt, pending.row, rank), part.staged)
             self.left.append(place)
             return place
         drop = Drop(attempt=pending.attempt, row=pending.row, rank=rank, staged=part.staged, back=part.taken)
-        self._carriers.clear(members[rank], drop)
+        self._uploaders.clear(members[rank], drop)
         return f"{part.taken} on {members[rank].placement.slot.host}"
 
     def _remove_taken(self, pending: PendingCheckpoint, members: Mapping[int, Member]) -> None:
         """Remove the directories taken from the user, now that the checkpoint is committed."""
-        assert self._carriers is not None
+        assert self._uploaders is not None
         for rank, part in sorted(pending.parts.items()):
             if not (part.staged and part.taken):
                 continue
@@ -355,7 +355,7 @@ class Checkpoints:
                 remove_share(part.staged)
             else:
                 drop = Drop(attempt=pending.attempt, row=pending.row, rank=rank, staged=part.staged)
-                self._carriers.clear(members[rank], drop)
+                self._uploaders.clear(members[rank], drop)
             self._unstaged(pending, rank)
 
     def _forget(self, pending: PendingCheckpoint) -> None:
@@ -385,8 +385,8 @@ class Checkpoints:
 
     def _advance(self) -> None:
         """Upload the oldest, then commit it."""
-        if (carried := pd.next_to_carry(self._pending)) is not None:
-            self._order(carried)
+        if (oldest := pd.next_to_upload(self._pending)) is not None:
+            self._order(oldest)
         if (ready := pd.ready_to_commit(self._pending)) is not None:
             ready.committing = True
             self._submit(ready)

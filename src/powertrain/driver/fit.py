@@ -24,7 +24,7 @@ from powertrain.driver.datasets import prepare_data
 from powertrain.driver.directories import make_directories, naming_run, open_run, with_real_files
 from powertrain.driver.engines import about_clean_workers, enter_server, make_engine
 from powertrain.driver.messages import warn
-from powertrain.driver.resume import Earlier
+from powertrain.driver.resume import EarlierStarts
 from powertrain.driver.running import (
     about_restoring,
     do_nothing,
@@ -82,7 +82,7 @@ class _OpenRun:
         return lease_watch.is_displaced(self.lease)
 
 
-def lead(request: TrainRequest, stack: ExitStack) -> Result:
+def fit_with_controller(request: TrainRequest, stack: ExitStack) -> Result:
     """Run a request to its end in this process.
 
     Args:
@@ -106,11 +106,11 @@ def lead(request: TrainRequest, stack: ExitStack) -> Result:
     engine = make_engine(request, run.name, run.storage, directories, datasets, stack, server)
     if request.begin_from is not None:
         verify_alone(request.begin_from)
-    controller, kept, record, earlier = _make_controller(
+    controller, append_storage, record, earlier = _make_controller(
         request, run, engine, datasets, stack, began, imported
     )
     trackers = start_trackers(request, run.storage, record, earlier, controller, stack)
-    with live_findings(request, kept, run.name, run.terminal):
+    with live_findings(request, append_storage, run.name, run.terminal):
         outcome, is_forced = run_to_end(request, controller, engine, stack)
     if is_forced:
         return conclude(request, outcome, run.storage, engine)
@@ -119,8 +119,10 @@ def lead(request: TrainRequest, stack: ExitStack) -> Result:
     if run.is_displaced():
         warn(run.terminal, about_gone_directory(run.address))
     else:
-        keep_return_value(outcome, run.storage.within(request.storage_patience_s), kept, run.terminal)
-        diagnose(request, kept, run.name, run.terminal)
+        keep_return_value(
+            outcome, run.storage.within(request.storage_patience_s), append_storage, run.terminal
+        )
+        diagnose(request, append_storage, run.name, run.terminal)
         finish_trackers(request, trackers, outcome, run.storage, run.terminal)
     return conclude(request, outcome, run.storage, engine)
 
@@ -166,7 +168,7 @@ def _make_controller(
     stack: ExitStack,
     began: float,
     imported: float,
-) -> tuple[Controller, Storage, dict[str, Any], Earlier]:
+) -> tuple[Controller, Storage, dict[str, Any], EarlierStarts]:
     """Read the state of earlier starts, prepare the data, and make the controller of this start.
 
     Returns:
@@ -181,23 +183,23 @@ def _make_controller(
         chain = Chain.take_over(storage, lease.number, lease.token)
         if request.trial is not None:
             request.trial.prepare(storage, chain)
-        earlier = Earlier.read(storage)
+        earlier = EarlierStarts.read(storage)
     record = run_record(request, run.name, earlier)
     inspecting = time.monotonic()
     datasets.update(prepare_data(request, record["data_seed"], run.places[2], earlier.checkpoint, storage))
     known = {"imports": imported - began, "datasets": time.monotonic() - inspecting}
     with naming_run(storage):
-        unkept = keep_record(request, storage, record)
+        not_stored = keep_record(request, storage, record)
     remove_ends(request, storage)
-    kept = with_real_files(request, storage, stack, run.terminal)
+    append_storage = with_real_files(request, storage, stack, run.terminal)
     tag = tag_for(storage, lease.number)
     spec = request.adjust_spec(
-        make_spec(request, run.name, kept, storage, run.runtime, run.places, record, tag, datasets)
+        make_spec(request, run.name, append_storage, storage, run.runtime, run.places, record, tag, datasets)
     )
     controller = Controller(
         spec,
         engine,
-        kept,
+        append_storage,
         chain,
         earlier.state,
         run.terminal,
@@ -209,10 +211,10 @@ def _make_controller(
         request.trial.on_controller(controller)
     else:
         _send_messages(controller, earlier.messages(record, run.address))
-    _send_messages(controller, [*standing_remarks(storage), *about_restoring(unkept), *request.remarks])
-    stack.enter_context(lease_watch.watching(lease, controller.lost_the_lease, run.taken_by))
-    listen(run.name, lease.number, kept, run.runtime, controller, stack)
-    return controller, kept, record, earlier
+    _send_messages(controller, [*standing_remarks(storage), *about_restoring(not_stored), *request.remarks])
+    stack.enter_context(lease_watch.watching(lease, controller.post_lease_lost, run.taken_by))
+    listen(run.name, lease.number, append_storage, run.runtime, controller, stack)
+    return controller, append_storage, record, earlier
 
 
 def _send_messages(controller: Controller, messages: list[str]) -> None:

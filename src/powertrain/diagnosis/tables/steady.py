@@ -13,7 +13,7 @@ from powertrain.trace.recording import phases
 
 #: Minimum number of steps of a run, and after its start-up.
 LEAST_STEPS = 20
-LEAST_SETTLED = 12
+LEAST_STEADY_STEPS = 12
 #: This many newest steps without gaps are preferred to all steps with gaps.
 _LEAST_UNBROKEN = 200
 #: Steps whose mean counts as one value: loaders deliver in bursts that are shorter, hiccups are rarer.
@@ -42,7 +42,7 @@ _BEFORE_THE_DEVICE = (phases.OUTSIDE, phases.REPORT, phases.INPUT)
 
 
 @dataclass(frozen=True)
-class SettledSteps:
+class SteadySteps:
     """Steps after start-up. Columns are places in ``steps.ranks``; rows are places in ``numbers``."""
 
     steps: StepTable
@@ -66,7 +66,7 @@ class SettledSteps:
     @property
     def enough(self) -> bool:
         """Whether there are enough steps, and any time was measured."""
-        return len(self.steps) >= LEAST_STEPS and len(self.numbers) >= LEAST_SETTLED and self.step > 0.0
+        return len(self.steps) >= LEAST_STEPS and len(self.numbers) >= LEAST_STEADY_STEPS and self.step > 0.0
 
     def work(self) -> Floats:
         """Return (steps, ranks): each rank's own work before it met the others."""
@@ -148,14 +148,14 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else "".join(names)
 
 
-def settled(steps: StepTable) -> SettledSteps:
+def steady_steps(steps: StepTable) -> SteadySteps:
     """Return ``steps`` without start-up; never raises for any numbers."""
     table = spent(steps)
     between = _between_meetings(table, steps)
     critical = _critical(between)
     cut = _start_up(critical, steps)
     begins = max(cut, _first_unbroken(steps))
-    return SettledSteps(
+    return SteadySteps(
         steps=steps,
         start_up=cut,
         begins=begins,
