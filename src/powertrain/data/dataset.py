@@ -482,7 +482,7 @@ class Dataset(IteratorMethods, metaclass=RefusesNames):
             NotSupportedError: ``keys`` or ``sort`` is given.
         """
         flag("strict", strict)
-        given = {"keys": keys, "sort": sort or None}
+        given = {"keys": keys, "sort": flag("sort", sort) or None}
         take_ray_arguments(
             "repartition", given, refused=dict.fromkeys(given, "sort the rows with pandas or Arrow first")
         )

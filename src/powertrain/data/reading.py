@@ -442,6 +442,10 @@ def read_source(name: str, /, *args: Any, **kwargs: Any) -> Dataset:
     """
     from powertrain.data.sources.base import Source
 
+    if not isinstance(name, str):
+        raise DataError(
+            f"read_source({arguments.shown(name)}) is not a name. Give that of an entry point, as str."
+        )
     source = plugins.load(plugins.SOURCES, name)(*args, **kwargs)
     if not isinstance(source, Source):
         raise DataError(
@@ -477,7 +481,7 @@ def from_torch(dataset: Any, local_read: bool = False) -> Dataset:
     """
     from powertrain.data.sources.indexed import IndexedSource
 
-    take_ray_arguments("from_torch", {"local_read": local_read or None})
+    take_ray_arguments("from_torch", {"local_read": arguments.flag("local_read", local_read) or None})
     if not hasattr(type(dataset), "__getitem__") or not hasattr(type(dataset), "__len__"):
         raise DataError(
             f"The dataset {type(dataset).__name__} has no item access by index or no length, so its "

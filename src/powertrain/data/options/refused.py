@@ -110,6 +110,12 @@ ITERATOR_METHODS: dict[str, str] = {
     "iter_jax_batches": METHODS["iter_jax_batches"],
     "get_context": "use powertrain.data.DataContext.get_current()",
 }
+#: Of shards of a dataset of Ray's, which has these methods itself.
+STREAM_METHODS: dict[str, str] = {
+    **ITERATOR_METHODS,
+    "stats": "use stats() of the dataset of Ray's, in the process that made it",
+    "to_torch": "use iter_torch_batches()",
+}
 
 
 def refuse(what: str, instead: str) -> NoReturn:

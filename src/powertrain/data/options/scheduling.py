@@ -76,7 +76,7 @@ def take_ray_arguments(
                     f"{refused[name]}."
                 )
         elif name in known:
-            if value is not None and not (name == "parallelism" and value == -1):
+            if value is not None and not (name == "parallelism" and isinstance(value, int) and value == -1):
                 ignored[name] = value
         else:
             near = difflib.get_close_matches(name, [*known, *refused], n=1)
