@@ -14,6 +14,8 @@
     │   └── OtherVersionError    it is whole, and only another version of Powertrain can read it
     ├── DataError              data is missing, broken or of the wrong form, or a map failed (also a ValueError)
     │   └── DataChangedError     it is not the data that a checkpoint's position belongs to
+    ├── NotSupportedError      a name or an argument of Ray's that has no counterpart here (also a NotImplementedError)
+    │   └── MissingMemberError   a method of Ray's that a class here does not have (also an AttributeError)
     ├── ReportError            ``report`` was handed something it cannot keep (also a ValueError)
     ├── OutsideWorkerError     a worker-only function was called elsewhere (also a RuntimeError)
     ├── WireError              a message could not be understood or was not authenticated
@@ -110,6 +112,14 @@ class DataError(PowertrainError, ValueError):
 
 class DataChangedError(DataError):
     """The data is not what it was when the position in it was saved."""
+
+
+class NotSupportedError(PowertrainError, NotImplementedError):
+    """A name or an argument of Ray's has no counterpart here; the message says what to use instead."""
+
+
+class MissingMemberError(NotSupportedError, AttributeError):
+    """A class has no counterpart of a method of Ray's. An AttributeError too, so that ``hasattr`` is False."""
 
 
 class ReportError(PowertrainError, ValueError):

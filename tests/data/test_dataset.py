@@ -235,7 +235,7 @@ def test_a_shuffle_gives_every_row_once_in_an_order_of_its_seed() -> None:
 
 def test_a_bad_seed_is_refused() -> None:
     with pytest.raises(DataError, match="seed='x'"):
-        numbered(3).random_shuffle(seed="x")  # type: ignore[arg-type]
+        numbered(3).random_shuffle(seed="x")
 
 
 # --------------------------------------------------------------------------- limits and splits

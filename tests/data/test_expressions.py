@@ -54,4 +54,4 @@ def test_what_is_no_condition_is_refused_with_the_text(text: str) -> None:
 
 def test_columns_and_constants_make_arrow_expressions() -> None:
     made: Any = (expressions.col("x") == expressions.lit(3)) & (expressions.col("y") > 1)
-    assert made.equals((pc.field("x") == pc.scalar(3)) & (pc.field("y") > 1))
+    assert made.to_pyarrow().equals((pc.field("x") == pc.scalar(3)) & (pc.field("y") > 1))

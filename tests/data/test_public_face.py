@@ -19,18 +19,12 @@ PLACEMENT = {
     "compute", "num_cpus", "num_gpus", "memory", "label_selector", "fallback_strategy", "max_calls", "resources",
     "accelerator_type", "runtime_env", "ray_remote_args_fn", "ray_remote_args", "locality_hints",
 }  # fmt: skip
-#: What else Ray Data's methods take and ours do not, and why.
+#: What else Ray Data's methods take and ours do not, and why: tests/data/test_api_table.py has all of them.
 LEFT_OUT = {
-    "map_batches": {"zero_copy_batch"},  # a function may always write to its batch
-    "repartition": {"strict", "keys", "sort"},  # blocks have exact sizes anyway; there is no sorting
     "select_columns": {"concurrency"},
     "drop_columns": {"concurrency"},
     "rename_columns": {"concurrency"},
-    "random_shuffle": {"num_blocks"},  # repartition() says it
-    "train_test_split": {"stratify"},
     "iter_batches": {"_collate_fn"},
-    "schema": {"fetch_if_missing"},
-    "columns": {"fetch_if_missing"},
     "write_parquet": {
         "partition_cols", "catalog", "try_create_dir", "arrow_open_stream_args", "filename_provider",
         "arrow_parquet_args_fn", "min_bytes_per_file", "concurrency", "num_rows_per_file",
@@ -48,7 +42,9 @@ METHODS = [
     "map", "map_batches", "flat_map", "filter", "select_columns", "drop_columns", "rename_columns", "random_shuffle",
     "limit", "union", "train_test_split", "split", "split_at_indices", "split_proportionately", "repartition",
     "materialize", "count", "schema", "columns", "take", "take_all", "take_batch", "show", "iter_rows", "iter_batches",
-    "iter_torch_batches", "to_pandas", "write_parquet", "write_csv", "write_json", "stats", "num_blocks", "size_bytes",
+    "random_sample", "randomize_block_order", "streaming_split", "zip", "unique", "sum", "min", "max", "mean", "std",
+    "summary", "set_name", "iterator", "add_column", "with_column", "iter_torch_batches", "to_pandas",
+    "write_parquet", "write_csv", "write_json", "stats", "num_blocks", "size_bytes",
 ]  # fmt: skip
 
 

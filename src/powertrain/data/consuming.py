@@ -31,6 +31,7 @@ def describe(plan: Plan) -> str:
     parts = [type(part.source).__name__.removesuffix("Source").lower() for part in plan.parts]
     operations = [operation.name for operation in plan.parts[0].operations]
     shuffled = ["shuffled"] if plan.shuffled else []
+    shuffled += [f"mixed by {list(plan.mixture.weights)}"] if plan.mixture is not None else []
     return f"Dataset({', '.join([' + '.join(dict.fromkeys(parts)), *operations, *shuffled])})"
 
 
@@ -44,11 +45,38 @@ class PlanReader:
         #: The newest reading; None before the first.
         self.newest: Execution | None = None
 
-    def stats(self) -> str:
-        """Return the cost of the newest reading as text."""
+    def stats(self, name: str | None = None) -> str:
+        """Return the cost of the newest reading as text, headed by the name of the dataset."""
+        head = "" if name is None else f"{name}: "
         if self.newest is None:
-            return f"{describe(self.plan)} has not been read yet."
-        return self.newest.text()
+            return f"{head}{describe(self.plan)} has not been read yet."
+        return head + self.newest.text()
+
+    def explained(self) -> str:
+        """Return the plan as text: sources, operations and order."""
+        lines = []
+        for number, part in enumerate(self.plan.parts):
+            source = type(part.source).__name__.removesuffix("Source")
+            lines.append(f"{source}" if len(self.plan.parts) == 1 else f"{number}: {source}")
+            lines += [f"  {operation.name}" for operation in part.operations]
+        order = "shuffled in each epoch" if self.plan.shuffled else "in the order of the data"
+        if self.plan.mixture is not None:
+            order = (
+                f"mixed by the weights {', '.join(f'{weight:.3g}' for weight in self.plan.mixture.weights)}"
+            )
+        return "\n".join([*lines, f"order: {order}"])
+
+    def input_files(self) -> list[str]:
+        """Return the files of all sources, in order."""
+        from powertrain.data.sources.base import layers_of
+
+        found: dict[str, None] = {}
+        for part in self.plan.parts:
+            part.source.inspect()
+            for layer in layers_of(part.source):
+                files = [getattr(each, "file", each) for each in getattr(layer, "_files", ())]
+                found.update(dict.fromkeys(file.shown for file in files if hasattr(file, "shown")))
+        return list(found)
 
     def _begin(self) -> Execution:
         self.newest = Execution(describe(self.plan), len(self.plan.inspected().blocks))
@@ -64,7 +92,7 @@ class PlanReader:
         inspected = self.plan.inspected()
         size = batch_rows(inspected)
         plan = self.plan
-        if few is not None and not plan.shuffled:  # a shuffled order depends on how many are read at a time
+        if few is not None and plan.is_plain:  # a shuffled order depends on how many are read at a time
             size = max(1, min(few, size))
             if inspected.is_exact:
                 plan = dataclasses.replace(plan, blocks=cutting.between(inspected.blocks, 0, few))

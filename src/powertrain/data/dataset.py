@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from powertrain.data import splitting
-from powertrain.data.arguments import column_names, flag, keyword_arguments, seed_number, whole
+from powertrain.data.arguments import flag, whole
 from powertrain.data.consuming import Row, describe
 from powertrain.data.dataset_arguments import checked_batch_format, checked_place, function, parsed
-from powertrain.data.plan.changing import filter_rows, project
-from powertrain.data.plan.plan import union as union_of
-from powertrain.data.readable import ReadableDataset
+from powertrain.data.methods.iterators import IteratorMethods
+from powertrain.data.options.refused import METHODS, RefusesNames, missing_member
+from powertrain.data.options.scheduling import take_ray_arguments
+from powertrain.data.options.seeds import seed_of
+from powertrain.data.plan.changing import filter_rows
+from powertrain.data.readable import check_no_mixture
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
-    from powertrain.data.operations.operation import Operation
+    from powertrain.data.expressions.expr import Expr
 
 
-class Dataset(ReadableDataset):
+class Dataset(IteratorMethods, metaclass=RefusesNames):
     """Rows in blocks, and the operations on them. Made by ``powertrain.data.read_...`` and ``from_...``.
 
     A dataset never changes: every method that transforms returns a new one, and nothing is read before rows, or
@@ -34,12 +37,16 @@ class Dataset(ReadableDataset):
     """
 
     __slots__ = ("__weakref__",)
+    _refused_names = METHODS
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Dataset, (self.plan,))
+        return (Dataset, (self.plan, self._name))
 
     def __repr__(self) -> str:
-        return describe(self.plan)
+        return describe(self.plan) if self._name is None else f"{self._name}: {describe(self.plan)}"
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_member(type(self), name)
 
     def __bool__(self) -> bool:
         return True
@@ -58,13 +65,15 @@ class Dataset(ReadableDataset):
 
     def map(
         self,
-        fn: Callable[..., Row] | type[Any],
+        fn: Callable[..., Row | Awaitable[Row]] | type[Any],
         *,
         fn_args: Iterable[Any] | None = None,
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        concurrency: int | None = None,
+        compute: Any = None,
+        concurrency: int | tuple[int, ...] | None = None,
+        **ray_remote_args: Any,
     ) -> Dataset:
         """Replace every row, a dict, by the dict that ``fn(row, *fn_args, **fn_kwargs)`` returns.
 
@@ -75,7 +84,10 @@ class Dataset(ReadableDataset):
             fn_kwargs: Further keyword arguments.
             fn_constructor_args: Positional arguments of the constructor, for a class.
             fn_constructor_kwargs: Keyword arguments of the constructor, for a class.
-            concurrency: Number of processes on the machine; None runs it on the threads of the reading process.
+            compute: ``ActorPoolStrategy(size=4)`` or ``TaskPoolStrategy(size=4)``, in place of ``concurrency=4``.
+            concurrency: Number of processes on the machine; None runs it on the threads of the reading process. Of a
+                range ``(fewest, most)`` the most.
+            **ray_remote_args: Ray Data's arguments about scheduling, such as ``num_cpus``, without effect.
 
         Returns:
             The new dataset.
@@ -86,37 +98,47 @@ class Dataset(ReadableDataset):
         """
         from powertrain.data.operations.functions import MapRows
 
-        given = function(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency)
+        take_ray_arguments("map", ray_remote_args)
+        given = function(
+            "map", fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency, compute
+        )
         return self._then(MapRows(**given))
 
     def map_batches(
         self,
         fn: Callable[..., Any],
         *,
-        batch_size: int | None = None,
+        batch_size: int | str | None = None,
         batch_format: str | None = "default",
+        zero_copy_batch: bool = True,
         fn_args: Iterable[Any] | None = None,
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        concurrency: int | None = None,
+        compute: Any = None,
+        concurrency: int | tuple[int, ...] | None = None,
         udf_modifying_row_count: bool = True,
+        **ray_remote_args: Any,
     ) -> Dataset:
         """Replace batches of rows by the batches that ``fn`` returns.
 
         Batches hold neighbours of one block and are the same at any number of ranks.
 
         Args:
-            fn: A function or class; it may return any batch format, and another number of rows.
-            batch_size: Rows of a batch, at most; None for 1024.
+            fn: A function or class, also an asynchronous one; it may return any batch format, and another number of
+                rows, or yield several batches.
+            batch_size: Rows of a batch, at most; None and "auto" for 1024.
             batch_format: ``"numpy"`` (a dict of arrays, the default), ``"pandas"`` or ``"pyarrow"``.
             fn_args: As for :meth:`map`, like the four below.
             fn_kwargs: Likewise.
             fn_constructor_args: Likewise.
             fn_constructor_kwargs: Likewise.
+            compute: Likewise.
             concurrency: Likewise.
             udf_modifying_row_count: False promises an unchanged number of rows, so that :meth:`count`, :meth:`limit`
                 and the splits need not run the function.
+            zero_copy_batch: Accepted for compatibility: a function may always write to its batch.
+            **ray_remote_args: As for :meth:`map`.
 
         Returns:
             The new dataset.
@@ -127,7 +149,20 @@ class Dataset(ReadableDataset):
         """
         from powertrain.data.operations.functions import BATCH_SIZE, MapBatches
 
-        given = function(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency)
+        take_ray_arguments("map_batches", ray_remote_args)
+        if isinstance(batch_size, str) and batch_size in ("auto", "default"):
+            batch_size = None
+        flag("zero_copy_batch", zero_copy_batch)  # a function may always write to its batch
+        given = function(
+            "map_batches",
+            fn,
+            fn_args,
+            fn_kwargs,
+            fn_constructor_args,
+            fn_constructor_kwargs,
+            concurrency,
+            compute,
+        )
         return self._then(
             MapBatches(
                 **given,
@@ -145,7 +180,9 @@ class Dataset(ReadableDataset):
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        concurrency: int | None = None,
+        compute: Any = None,
+        concurrency: int | tuple[int, ...] | None = None,
+        **ray_remote_args: Any,
     ) -> Dataset:
         """Replace every row by any number of rows that ``fn`` returns for it.
 
@@ -158,7 +195,9 @@ class Dataset(ReadableDataset):
             fn_kwargs: Likewise.
             fn_constructor_args: Likewise.
             fn_constructor_kwargs: Likewise.
+            compute: Likewise.
             concurrency: Likewise.
+            **ray_remote_args: Likewise.
 
         Returns:
             The new dataset.
@@ -169,19 +208,31 @@ class Dataset(ReadableDataset):
         """
         from powertrain.data.operations.functions import FlatMap
 
-        given = function(fn, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency)
+        take_ray_arguments("flat_map", ray_remote_args)
+        given = function(
+            "flat_map",
+            fn,
+            fn_args,
+            fn_kwargs,
+            fn_constructor_args,
+            fn_constructor_kwargs,
+            concurrency,
+            compute,
+        )
         return self._then(FlatMap(**given))
 
     def filter(
         self,
-        fn: Callable[..., bool] | type[Any] | pc.Expression | str | None = None,
-        expr: pc.Expression | str | None = None,
+        fn: Callable[..., bool] | type[Any] | Expr | pc.Expression | str | None = None,
+        expr: Expr | pc.Expression | str | None = None,
         *,
         fn_args: Iterable[Any] | None = None,
         fn_kwargs: Mapping[str, Any] | None = None,
         fn_constructor_args: Iterable[Any] | None = None,
         fn_constructor_kwargs: Mapping[str, Any] | None = None,
-        concurrency: int | None = None,
+        compute: Any = None,
+        concurrency: int | tuple[int, ...] | None = None,
+        **ray_remote_args: Any,
     ) -> Dataset:
         """Keep the rows for which ``fn(row)`` or an expression is true (null counts as false).
 
@@ -190,12 +241,14 @@ class Dataset(ReadableDataset):
 
         Args:
             fn: A function, a class, or an expression.
-            expr: An Arrow expression (``pyarrow.compute.field("label") == 3``) or text (``"label == 3"``).
+            expr: An expression (``col("label") == 3``), one of Arrow's or text (``"label == 3"``).
             fn_args: As for :meth:`map`, like the arguments below.
             fn_kwargs: Likewise.
             fn_constructor_args: Likewise.
             fn_constructor_kwargs: Likewise.
+            compute: Likewise.
             concurrency: Likewise.
+            **ray_remote_args: Likewise.
 
         Returns:
             The new dataset.
@@ -207,6 +260,7 @@ class Dataset(ReadableDataset):
 
             dataset.filter("label == 3")
         """
+        take_ray_arguments("filter", ray_remote_args)
         if (fn is None) == (expr is None):
             raise DataError(
                 "filter() takes either a function or an expression. Give fn=... or expr=..., not both."
@@ -216,7 +270,14 @@ class Dataset(ReadableDataset):
             from powertrain.data.operations.functions import FilterRows
 
             given = function(
-                condition, fn_args, fn_kwargs, fn_constructor_args, fn_constructor_kwargs, concurrency
+                "filter",
+                condition,
+                fn_args,
+                fn_kwargs,
+                fn_constructor_args,
+                fn_constructor_kwargs,
+                concurrency,
+                compute,
             )
             return self._then(FilterRows(**given))
         if any(
@@ -228,88 +289,11 @@ class Dataset(ReadableDataset):
             )
         return Dataset(filter_rows(self.plan, parsed(condition)))
 
-    def select_columns(self, cols: str | Sequence[str]) -> Dataset:
-        """Return a dataset of only these columns, in this order. Others are not even read where the source allows it.
+    # -- order
 
-        Args:
-            cols: The name of a column, or several.
-
-        Example::
-
-            dataset.select_columns(["text", "label"])
-        """
-        from powertrain.data.operations.columns import SelectColumns
-        from powertrain.data.sources.filtered import ProjectedSource
-
-        names = column_names("select_columns", cols)
-        return Dataset(
-            project(self.plan, lambda source: ProjectedSource(source, names), SelectColumns(names))
-        )
-
-    def decode_images(
-        self, columns: str | Sequence[str], *, size: tuple[int, int] | None = None, mode: str | None = None
+    def random_shuffle(
+        self, *, seed: Any = None, num_blocks: int | None = None, **ray_remote_args: Any
     ) -> Dataset:
-        """Return a dataset whose columns of images (JPEG, PNG, …: bytes) are decoded: uint8 (height, width, channels).
-
-        Columns of :func:`read_images` and of Hugging Face's ``Image`` features are decoded automatically.
-
-        Args:
-            columns: The name of a column, or several.
-            size: (height, width) to scale every image to.
-            mode: A mode of Pillow, such as "RGB".
-        """
-        from powertrain.data.operations.decode import DecodeImages
-        from powertrain.data.operations.images import checked_mode, checked_size
-
-        names = column_names("decode_images", columns)
-        return self._then(DecodeImages(names, checked_size(size), checked_mode(mode)))
-
-    def drop_columns(self, cols: str | Sequence[str]) -> Dataset:
-        """Return a dataset without these columns.
-
-        Args:
-            cols: The name of a column, or several.
-
-        Example::
-
-            dataset.drop_columns("path")
-        """
-        from powertrain.data.operations.columns import DropColumns
-        from powertrain.data.sources.relabeled import WithoutColumnsSource
-
-        names = column_names("drop_columns", cols)
-        return Dataset(
-            project(self.plan, lambda source: WithoutColumnsSource(source, names), DropColumns(names))
-        )
-
-    def rename_columns(self, names: Mapping[str, str] | Sequence[str]) -> Dataset:
-        """Return a dataset with other names for its columns.
-
-        Args:
-            names: A dict from old to new names, or new names for all columns in order.
-
-        Example::
-
-            dataset.rename_columns({"img": "image"})
-        """
-        from powertrain.data.operations.columns import RenameColumns
-        from powertrain.data.sources.filtered import ProjectedSource
-        from powertrain.data.sources.relabeled import RelabeledSource
-
-        if isinstance(names, Mapping):
-            renames = keyword_arguments("rename_columns(): names", names)
-            column_names("rename_columns", [*renames, *renames.values()])
-            return Dataset(
-                project(
-                    self.plan,
-                    lambda source: ProjectedSource(source, None, renames),
-                    RenameColumns(renames),
-                )
-            )
-        new = column_names("rename_columns", [names] if isinstance(names, str) else names)
-        return Dataset(project(self.plan, lambda source: RelabeledSource(source, new), RenameColumns(new)))
-
-    def random_shuffle(self, *, seed: int | None = None) -> Dataset:
         """Return a dataset whose rows are shuffled anew for each epoch. Nothing is moved: rows are read in that order.
 
         Data in memory is permuted row by row. Of files, blocks are permuted, and rows inside them; a batch has rows
@@ -318,25 +302,34 @@ class Dataset(ReadableDataset):
         Args:
             seed: The seed. Without one a run draws one and keeps it, so that it resumes in the same order; the rows of
                 a limit or split then follow from the data, the same at every start of a program.
-        """
-        return Dataset(dataclasses.replace(self.plan, shuffled=True, seed=seed_number("seed", seed)))
+            num_blocks: Accepted for compatibility, without effect: :meth:`repartition` changes blocks.
+            **ray_remote_args: As for :meth:`map`.
 
-    def union(self, *other: Dataset) -> Dataset:
-        """Return a dataset with the rows of other datasets after its own.
+        Raises:
+            DataError: An argument has a wrong value, or the dataset is a mixture that ends with its shortest dataset.
+        """
+        take_ray_arguments("random_shuffle", ray_remote_args)
+        check_no_mixture("random_shuffle", self.plan)
+        return Dataset(
+            dataclasses.replace(self.plan, shuffled=True, seed=seed_of("seed", seed), mixture=None)
+        )
+
+    def randomize_block_order(self, *, seed: Any = None) -> Dataset:
+        """Return a dataset with the blocks in another order; rows within a block stay where they are.
+
+        Nothing is read but the numbers of rows. For training prefer :meth:`random_shuffle`, which shuffles for each
+        epoch and moves no data either.
 
         Args:
-            *other: Datasets with the same columns.
+            seed: The seed; without one the order follows from the data.
 
-        Example::
+        Returns:
+            The new dataset.
 
-            old.union(new)
+        Raises:
+            DataError: ``seed`` is not a whole number, or the data cannot be read.
         """
-        for one in other:
-            if not isinstance(one, Dataset):
-                raise DataError(
-                    f"union() takes datasets, and got a {type(one).__name__}. Give Dataset objects."
-                )
-        return Dataset(union_of([self.plan, *(one.plan for one in other)]))
+        return Dataset(splitting.randomize_blocks(self._reader, seed_of("seed", seed)))
 
     # -- fewer rows, other blocks
 
@@ -356,12 +349,35 @@ class Dataset(ReadableDataset):
         plan = splitting.limit_rows(self._reader, limit)
         return self if plan is self.plan else Dataset(plan)
 
-    def split(self, n: int, *, equal: bool = False) -> list[Dataset]:
+    def random_sample(self, fraction: float, *, seed: Any = None) -> Dataset:
+        """Return a dataset of a share of the rows, drawn evenly from all blocks, in their order.
+
+        Unlike in Ray Data the number of rows is exact. Where functions change the number of rows, the rows are kept
+        first as :meth:`materialize` does.
+
+        Args:
+            fraction: The share, from 0 to 1.
+            seed: The seed; without one the rows follow from the data, the same at every start of a program.
+
+        Returns:
+            The new dataset.
+
+        Raises:
+            DataError: An argument has a wrong value.
+
+        Example::
+
+            dataset.random_sample(0.1)
+        """
+        return Dataset(splitting.random_sample(self._reader, fraction, seed_of("seed", seed)))
+
+    def split(self, n: int, *, equal: bool = False, locality_hints: Any = None) -> list[Dataset]:
         """Split into datasets of consecutive rows, whose sizes differ by at most one; see :meth:`split_at_indices`.
 
         Args:
             n: The number of datasets.
             equal: Make all sizes equal; the remaining rows are in none of them.
+            locality_hints: Accepted for compatibility, without effect.
 
         Returns:
             The ``n`` datasets, in the order of their rows.
@@ -407,7 +423,12 @@ class Dataset(ReadableDataset):
         return [Dataset(plan) for plan in splitting.split_proportionately(self._reader, proportions)]
 
     def train_test_split(
-        self, test_size: int | float, *, shuffle: bool = False, seed: int | None = None
+        self,
+        test_size: int | float,
+        *,
+        shuffle: bool = False,
+        seed: Any = None,
+        stratify: str | None = None,
     ) -> tuple[Dataset, Dataset]:
         """Split into two datasets: one to train on, and one of the last ``test_size`` rows to test with.
 
@@ -420,6 +441,7 @@ class Dataset(ReadableDataset):
             shuffle: Draw the test rows evenly.
             seed: The seed of that draw. Without one it follows from the data: the same data is split in the same way at
                 every start of a program, so that a resumed run never trains on a test row.
+            stratify: Refused: split each class by itself.
 
         Returns:
             The training rows and the test rows.
@@ -428,7 +450,8 @@ class Dataset(ReadableDataset):
 
             train, test = dataset.train_test_split(0.2, shuffle=True)
         """
-        train, test = splitting.train_test_split(self._reader, test_size, shuffle, seed)
+        take_ray_arguments("train_test_split", {"stratify": stratify})
+        train, test = splitting.train_test_split(self._reader, test_size, shuffle, seed_of("seed", seed))
         return Dataset(train), Dataset(test)
 
     def repartition(
@@ -436,7 +459,10 @@ class Dataset(ReadableDataset):
         num_blocks: int | None = None,
         target_num_rows_per_block: int | None = None,
         *,
+        strict: bool = False,
         shuffle: bool = False,
+        keys: Sequence[str] | None = None,
+        sort: bool = False,
     ) -> Dataset:
         """Return the same rows in another number of blocks, the unit of reading and shuffling.
 
@@ -446,8 +472,20 @@ class Dataset(ReadableDataset):
         Args:
             num_blocks: The number of blocks.
             target_num_rows_per_block: Rows of a block, in place of ``num_blocks``.
+            strict: Accepted for compatibility: blocks have exactly so many rows in any case.
             shuffle: Shuffle the rows too.
+            keys: Refused: blocks by key.
+            sort: Refused: sorted blocks.
+
+        Raises:
+            DataError: An argument has a wrong value.
+            NotSupportedError: ``keys`` or ``sort`` is given.
         """
+        flag("strict", strict)
+        given = {"keys": keys, "sort": flag("sort", sort) or None}
+        take_ray_arguments(
+            "repartition", given, refused=dict.fromkeys(given, "sort the rows with pandas or Arrow first")
+        )
         return Dataset(splitting.repartition(self._reader, num_blocks, target_num_rows_per_block, shuffle))
 
     def materialize(self, *, on: str | None = None) -> Dataset:
@@ -465,8 +503,3 @@ class Dataset(ReadableDataset):
             The new dataset.
         """
         return Dataset(self._reader.materialize(on=checked_place(on)))
-
-    # -- plans
-
-    def _then(self, operation: Operation) -> Dataset:
-        return Dataset(self.plan.then(operation))

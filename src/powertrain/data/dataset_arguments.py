@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from powertrain.data.arguments import keyword_arguments, one_of, optional_whole, positional_arguments
+from powertrain.data.arguments import keyword_arguments, one_of, positional_arguments
+from powertrain.data.options.strategies import processes_of
 from powertrain.errors import DataError
-
-MOST_PROCESSES = 4096
 
 
 def function(
+    method: str,
     fn: Callable[..., Any],
     fn_args: Iterable[Any] | None,
     fn_kwargs: Mapping[str, Any] | None,
     fn_constructor_args: Iterable[Any] | None,
     fn_constructor_kwargs: Mapping[str, Any] | None,
-    concurrency: int | None,
+    concurrency: Any,
+    compute: Any = None,
 ) -> dict[str, Any]:
     """Return the arguments that all operations with a user's function have."""
     return {
@@ -26,7 +27,7 @@ def function(
         "fn_kwargs": keyword_arguments("fn_kwargs", fn_kwargs),
         "fn_constructor_args": positional_arguments("fn_constructor_args", fn_constructor_args),
         "fn_constructor_kwargs": keyword_arguments("fn_constructor_kwargs", fn_constructor_kwargs),
-        "concurrency": optional_whole("concurrency", concurrency, 0, MOST_PROCESSES) or 0,
+        "concurrency": processes_of(method, concurrency, compute),
     }
 
 
@@ -45,15 +46,20 @@ def checked_batch_format(batch_format: str | None) -> str:
 
 
 def parsed(condition: Any) -> Any:
+    """Return a condition as an Arrow expression; as an ``Expr`` where it calls functions."""
     import pyarrow.compute as pc
 
+    from powertrain.data.expressions.expr import Expr
+
+    if isinstance(condition, Expr):
+        return condition.to_pyarrow() if condition.is_arrow else condition
     if isinstance(condition, str):
-        from powertrain.data.expressions import parse
+        from powertrain.data.expressions.text import parse
 
         return parse(condition)
     if not isinstance(condition, pc.Expression):
         raise DataError(
-            f"filter() got a {type(condition).__name__}. Give a function, a pyarrow expression such as "
+            f"filter() got a {type(condition).__name__}. Give a function, an expression such as col('label') == 3 or "
             "pyarrow.compute.field('label') == 3, or text such as 'label == 3'."
         )
     return condition

@@ -15,6 +15,7 @@ from powertrain.data.batch_arguments import LARGEST_BATCH, checked_tail, rows_of
 from powertrain.data.batching import UNWATCHED, T, TimedLoader
 from powertrain.data.loading.early_ends import EarlyEnds, is_peek
 from powertrain.data.loading.epoch_batches import first_batch, open_epoch
+from powertrain.data.loading.execution import Execution
 from powertrain.data.loading.loader import Cut, Loader, ReadyBatch, budgets_alone
 from powertrain.data.loading.own_skips import ResumedEpoch
 from powertrain.data.plan.changes import changed_message
@@ -27,7 +28,6 @@ from powertrain.errors import DataChangedError, DataError
 
 if TYPE_CHECKING:
     from powertrain.data.batching import Seat, Watch
-    from powertrain.data.loading.execution import Execution
     from powertrain.data.loading.scratch import Scratch
 
 #: Rows of a batch where its size is left to the blocks, which may be huge.
@@ -67,7 +67,10 @@ class EpochReader:
         #: The position that ``hooks.resume`` returned.
         self._resumed_at: Position | None = None
         self._is_alone = self.fills_batches = False
-        self.execution: Execution | None = None
+        #: True where every step of all ranks yields a batch, if need be of one row without weight.
+        self.stays_in_step = self.ranks > 1
+        #: The cost of reading, for stats().
+        self.execution = Execution(prepared.name or "dataset", len(prepared.inspected.blocks))
         self.open = _Open()
         weakref.finalize(self, self.open.close)
         #: Position at which the next iteration begins; None until it is needed.
@@ -93,7 +96,8 @@ class EpochReader:
             **budgets_alone(prepared, scratch.path),
         }
         reader = cls(prepared, seat)
-        reader.open.scratch, reader._is_alone, reader.execution = scratch, True, execution
+        reader.open.scratch, reader._is_alone = scratch, True
+        reader.execution = execution or reader.execution
         # There is no other rank to stay in step with: batches are full, whatever was filtered out before.
         reader.fills_batches = not prepared.inspected.is_exact
         return reader
@@ -105,9 +109,8 @@ class EpochReader:
         try:
             yield
         finally:
-            if self.execution is not None:
-                self.execution.waited += time.perf_counter() - began
-                self.execution.seconds = time.perf_counter() - self.execution.began
+            self.execution.waited += time.perf_counter() - began
+            self.execution.seconds = time.perf_counter() - self.execution.began
 
     def _largest_block(self) -> int:
         """Rows of the largest block: the batch size where blocks decide."""
@@ -138,11 +141,15 @@ class EpochReader:
             shuffle = window if self.prepared.shuffle == "none" else None
         # A step never has more rows than an epoch and the rows carried into it; arithmetic has 64 bits.
         size, prefetch = min(size, LARGEST_BATCH), min(prefetch, LARGEST_BATCH)
-        return Cut(size, tail, convert, prefetch=prefetch, shuffle=shuffle, in_step=self.ranks > 1)
+        return Cut(size, tail, convert, prefetch=prefetch, shuffle=shuffle, in_step=self.stays_in_step)
 
     def count(self) -> int:
         """Return the rows of one epoch, over all ranks."""
         return self.prepared.rows
+
+    def stats(self) -> str:
+        """Return the cost of reading so far as text."""
+        return self.execution.text()
 
     def all_batches(self, convert: Callable[[Rows], T]) -> Iterator[T]:
         """Yield this rank's batches of the first epoch, without filler rows. The position does not move."""
@@ -291,8 +298,7 @@ class EpochReader:
 
     def on_end(self, iterator: EpochIterator[Any], cut: Cut[Any]) -> None:
         """Handle an epoch that was read to its end."""
-        if self.execution is not None:
-            self.execution.is_whole = True
+        self.execution.is_whole = True
         at = iterator.position
         carried = after_epoch(self.prepared.rows, at.position, cut.global_batch, cut.tail)
         self._next = Position.at(at, at.epoch + 1, carried)
@@ -306,8 +312,7 @@ class EpochReader:
             self.open.loader = TimedLoader(
                 self.prepared, seed=start.seed, lanes=start.lanes, warn=self.hooks.warn, **self.seat
             )
-            if self.execution is not None:
-                self.execution.observe(self.open.loader)
+            self.execution.observe(self.open.loader)
         return self.open.loader
 
     def close(self) -> None:
@@ -443,8 +448,7 @@ class EpochIterator(Generic[T]):
         batch = self._hand_out(ready.batch)
         if is_recorded:
             self._reader.watch.record(began, batch, rows, seconds)
-        if self._reader.execution is not None:
-            self._reader.execution.count(ready.rows, ready.nbytes)
+        self._reader.execution.count(ready.rows, ready.nbytes)
         self._reader.weight = ready.weight
         self._reader.hooks.began(ready.weight if self._reader.is_split else None)
         self.position = self._reader.reached_position = Position.at(

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from powertrain.data import arguments
+from powertrain.data.options.scheduling import take_ray_arguments
 from powertrain.data.plan.plan import Part, Plan
+from powertrain.data.sources.joined import joined
 from powertrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -33,13 +35,17 @@ def dataset_of(source: Source) -> Dataset:
     return Dataset(Plan((Part(source),)))
 
 
-def from_items(items: Iterable[Any]) -> Dataset:
+def from_items(
+    items: Iterable[Any], *, parallelism: int = -1, override_num_blocks: int | None = None
+) -> Dataset:
     """Make a dataset of Python objects: the keys of dicts are columns (null where missing); others are in "item".
 
     Python's floats become torch's default dtype in tensors. Arrays and tensors of one shape stay arrays.
 
     Args:
         items: The objects.
+        parallelism: Accepted for compatibility, without effect.
+        override_num_blocks: Accepted for compatibility, without effect.
 
     Returns:
         A dataset with one row for each object.
@@ -54,6 +60,7 @@ def from_items(items: Iterable[Any]) -> Dataset:
     from powertrain.data.sources.items import table_of_items
     from powertrain.data.sources.memory import TableSource
 
+    take_ray_arguments("from_items", {"parallelism": parallelism, "override_num_blocks": override_num_blocks})
     what = "Give a list with one item for each row; for a dict of columns use from_numpy()."
     if isinstance(items, (str, bytes, Mapping)) or not (
         hasattr(type(items), "__iter__") or hasattr(type(items), "__getitem__")
@@ -83,11 +90,14 @@ def _made(make: Callable[[], pa.Table], what: str, given: Any) -> pa.Table:
         raise arguments.refused(what, given, error) from error
 
 
-def from_pandas(dfs: pd.DataFrame | Sequence[pd.DataFrame]) -> Dataset:
+def from_pandas(
+    dfs: pd.DataFrame | Sequence[pd.DataFrame], override_num_blocks: int | None = None
+) -> Dataset:
     """Make a dataset of a DataFrame, or of several with the same columns. The index is left out.
 
     Args:
         dfs: A DataFrame, or a list of them, whose rows come one after the other.
+        override_num_blocks: Accepted for compatibility, without effect.
 
     Returns:
         A dataset of the rows.
@@ -103,6 +113,7 @@ def from_pandas(dfs: pd.DataFrame | Sequence[pd.DataFrame]) -> Dataset:
 
     from powertrain.data.sources.memory import TableSource
 
+    take_ray_arguments("from_pandas", {"override_num_blocks": override_num_blocks})
     what = "Give a DataFrame or a list of them."
     frames = [dfs] if isinstance(dfs, pd.DataFrame) else arguments.values_of("dfs", dfs, what)
     for frame in frames:
@@ -111,7 +122,7 @@ def from_pandas(dfs: pd.DataFrame | Sequence[pd.DataFrame]) -> Dataset:
                 f"from_pandas was given a {type(frame).__name__}. Give a DataFrame or a list of them."
             )
     table = _made(
-        lambda: _joined([_table_of_frame(frame) for frame in frames], "DataFrames"),
+        lambda: joined([_table_of_frame(frame) for frame in frames], "DataFrames"),
         "from_pandas cannot make rows of",
         dfs,
     )
@@ -197,7 +208,7 @@ def _table_of_ndarrays(ndarrays: Any) -> pa.Table:
     arrays = (
         [ndarrays] if isinstance(ndarrays, np.ndarray) else arguments.values_of("ndarrays", ndarrays, what)
     )
-    return _joined([table_of_arrays({"data": _array(array)}) for array in arrays], "arrays")
+    return joined([table_of_arrays({"data": _array(array)}) for array in arrays], "arrays")
 
 
 def _array(values: Any) -> Any:
@@ -217,11 +228,12 @@ def _read_stream(content: Any) -> Any:
     return pa.ipc.open_stream(content).read_all()
 
 
-def from_arrow(tables: Any) -> Dataset:
+def from_arrow(tables: Any, *, override_num_blocks: int | None = None) -> Dataset:
     """Make a dataset of an Arrow table or record batch, or of several with the same columns.
 
     Args:
         tables: A ``pyarrow.Table`` or ``RecordBatch``, the bytes of an Arrow IPC stream, or a list of these.
+        override_num_blocks: Accepted for compatibility, without effect.
 
     Returns:
         A dataset of the rows.
@@ -237,6 +249,7 @@ def from_arrow(tables: Any) -> Dataset:
 
     from powertrain.data.sources.memory import TableSource
 
+    take_ray_arguments("from_arrow", {"override_num_blocks": override_num_blocks})
     given = list(tables) if isinstance(tables, (list, tuple)) else [tables]
     found = []
     for table in given:
@@ -250,38 +263,93 @@ def from_arrow(tables: Any) -> Dataset:
                 f"from_arrow was given a {type(table).__name__}. Give a pyarrow.Table or a list of them."
             )
         found.append(table)
-    table = _made(lambda: _joined(found, "tables"), "from_arrow cannot make rows of", tables)
+    table = _made(lambda: joined(found, "tables"), "from_arrow cannot make rows of", tables)
     return dataset_of(TableSource(table))
 
 
-def _joined(tables: list[pa.Table], what: str) -> pa.Table:
-    """Return one table of all of them; a column of nulls gets the type that it has elsewhere."""
-    import pyarrow as pa
+def from_blocks(blocks: Sequence[Any]) -> Dataset:
+    """Make a dataset of tables and DataFrames of the same columns, one after the other.
 
-    from powertrain.data.sources.plain import plain_table
+    Args:
+        blocks: A list of Arrow tables or DataFrames.
 
-    if not tables:
-        raise DataError(f"No {what} were given. Give at least one.")
-    plain = [plain_table(table) for table in tables]
-    for number, table in enumerate(plain):
-        if set(table.column_names) != set(plain[0].column_names):
-            odd = sorted(set(table.column_names) ^ set(plain[0].column_names))[0]
-            raise DataError(
-                f"The {what} 0 and {number} have different columns: only one of them has {odd!r}. Give all the same."
-            )
-    try:
-        return plain[0] if len(plain) == 1 else pa.concat_tables(plain, promote_options="default")
-    except (pa.ArrowException, TypeError) as error:
-        raise DataError(
-            f"The {what} do not fit together: {error}. Give them columns of the same types."
-        ) from error
+    Returns:
+        A dataset of the rows.
+
+    Raises:
+        DataError: Another object was given, or the columns differ.
+
+    Example::
+
+        powertrain.data.from_blocks([pa.table({"x": [1, 2]}), pa.table({"x": [3]})])
+    """
+    import pandas as pd
+
+    given = arguments.values_of("blocks", blocks, "Give a list of Arrow tables or DataFrames.")
+    return from_arrow([_table_of_frame(each) if isinstance(each, pd.DataFrame) else each for each in given])
 
 
-def range(n: int) -> Dataset:
+def range_tensor(
+    n: int,
+    *,
+    shape: Sequence[int] = (1,),
+    parallelism: int = -1,
+    concurrency: int | None = None,
+    override_num_blocks: int | None = None,
+) -> Dataset:
+    """Make a dataset of ``n`` tensors in the column "data"; all values of tensor i are i.
+
+    Args:
+        n: How many tensors.
+        shape: The shape of each.
+        parallelism: Accepted for compatibility, without effect.
+        concurrency: Accepted for compatibility, without effect.
+        override_num_blocks: Accepted for compatibility, without effect.
+
+    Returns:
+        A dataset of ``n`` rows.
+
+    Raises:
+        DataError: ``n`` or ``shape`` is not of whole numbers.
+
+    Example::
+
+        powertrain.data.range_tensor(1000, shape=(2, 2))
+    """
+    import numpy as np
+
+    given = {
+        "parallelism": parallelism,
+        "concurrency": concurrency,
+        "override_num_blocks": override_num_blocks,
+    }
+    take_ray_arguments("range_tensor", given)
+    what = "Give the sizes of its dimensions, such as (2, 2)."
+    sizes = tuple(
+        arguments.whole("shape", size, 1, 2**31) for size in arguments.values_of("shape", shape, what)
+    )
+
+    def tensors(batch: Any) -> Any:
+        ids = batch["id"].reshape(-1, *([1] * len(sizes)))
+        return {"data": np.broadcast_to(ids, (len(ids), *sizes)).copy()}
+
+    return range(n).map_batches(tensors, udf_modifying_row_count=False)
+
+
+def range(
+    n: int,
+    *,
+    parallelism: int = -1,
+    concurrency: int | None = None,
+    override_num_blocks: int | None = None,
+) -> Dataset:
     """Make a dataset of the numbers from 0 to ``n - 1`` in the column "id".
 
     Args:
         n: How many numbers.
+        parallelism: Accepted for compatibility, without effect.
+        concurrency: Accepted for compatibility, without effect.
+        override_num_blocks: Accepted for compatibility, without effect.
 
     Returns:
         A dataset of ``n`` rows.
@@ -295,4 +363,10 @@ def range(n: int) -> Dataset:
     """
     from powertrain.data.sources.memory import RangeSource
 
+    given = {
+        "parallelism": parallelism,
+        "concurrency": concurrency,
+        "override_num_blocks": override_num_blocks,
+    }
+    take_ray_arguments("range", given)
     return dataset_of(RangeSource(arguments.whole("range(): n", n, 0, _LARGEST_RANGE)))

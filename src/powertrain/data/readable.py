@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from powertrain.data.arguments import shown
 from powertrain.data.consuming import PlanReader, Row
+from powertrain.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -13,21 +15,60 @@ if TYPE_CHECKING:
     import torch
 
     from powertrain.data.epochs import Batches
+    from powertrain.data.operations.operation import Operation
+    from powertrain.data.options.context import DataContext
     from powertrain.data.plan.plan import Plan
+
+_D = TypeVar("_D", bound="ReadableDataset")
 
 
 class ReadableDataset:
     """The methods of :class:`powertrain.data.Dataset` that read its rows."""
 
-    __slots__ = ("_reader",)
+    __slots__ = ("_name", "_reader")
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, name: str | None = None) -> None:
         self._reader = PlanReader(plan)
+        self._name = name
 
     @property
     def plan(self) -> Plan:
         """The plan of this dataset."""
         return self._reader.plan
+
+    def _of_plan(self: _D, plan: Plan) -> _D:
+        """Return a dataset of another plan."""
+        return self if plan is self.plan else type(self)(plan)
+
+    def _then(self: _D, operation: Operation) -> _D:
+        return self._of_plan(self.plan.then(operation))
+
+    # -- names
+
+    @property
+    def name(self) -> str | None:
+        """The name that :meth:`set_name` has given; None without one."""
+        return self._name
+
+    def set_name(self, name: str | None) -> None:
+        """Give this dataset a name, which ``stats()`` and its ``repr`` show.
+
+        Args:
+            name: The name; None for none.
+
+        Raises:
+            DataError: It is not text.
+        """
+        if name is not None and not isinstance(name, str):
+            raise DataError(f"set_name({shown(name)}) takes text. Give a name as str, or None.")
+        self._name = name
+
+    @property
+    def context(self) -> DataContext:
+        """The settings of this process: see :class:`powertrain.data.DataContext`."""
+        from powertrain.data.options.context import DataContext
+
+        return DataContext.get_current()
 
     # -- metadata
 
@@ -43,8 +84,11 @@ class ReadableDataset:
         """
         return self._reader.count()
 
-    def schema(self) -> pa.Schema:
+    def schema(self, fetch_if_missing: bool = True) -> pa.Schema:
         """Return the columns and their types; where functions make them, those of the first row, which is computed.
+
+        Args:
+            fetch_if_missing: Accepted for compatibility: the schema is always found.
 
         Raises:
             DataError: The data cannot be read.
@@ -55,8 +99,12 @@ class ReadableDataset:
         """
         return self._reader.schema()
 
-    def columns(self) -> list[str]:
-        """Return the names of the columns."""
+    def columns(self, fetch_if_missing: bool = True) -> list[str]:
+        """Return the names of the columns.
+
+        Args:
+            fetch_if_missing: Accepted for compatibility: the schema is always found.
+        """
         return list(self.schema().names)
 
     def num_blocks(self) -> int:
@@ -67,9 +115,17 @@ class ReadableDataset:
         """Return the approximate bytes of the source's rows once decoded."""
         return self._reader.size_bytes()
 
+    def input_files(self) -> list[str]:
+        """Return the paths of the files that the rows come from; none for rows in memory."""
+        return self._reader.input_files()
+
     def stats(self) -> str:
-        """Return the cost of the newest reading of this dataset as text."""
-        return self._reader.stats()
+        """Return the cost of the newest reading of this dataset as text, with the time of each operation."""
+        return self._reader.stats(self._name)
+
+    def explain(self) -> None:
+        """Print the plan: sources, operations and order."""
+        print(self._reader.explained())
 
     # -- rows
 
@@ -280,127 +336,13 @@ class ReadableDataset:
         """
         return self._reader.to_pandas(limit)
 
-    # -- files
 
-    def write_parquet(
-        self,
-        path: str,
-        *,
-        filesystem: Any = None,
-        min_rows_per_file: int | None = None,
-        max_rows_per_file: int | None = None,
-        mode: str = "append",
-        on: str | None = None,
-        **arrow_parquet_args: Any,
-    ) -> None:
-        """Write all rows to Parquet files in the directory (or bucket) ``path``. They appear when all are complete.
+def check_no_mixture(method: str, plan: Plan) -> None:
+    """Raise :class:`DataError` for a mixture that ends early, whose order determines the rows of an epoch."""
+    from powertrain.data.plan.mixing import SHORTEST
 
-        Args:
-            path: The directory, or an address such as "s3://bucket/data".
-            filesystem: A pyarrow or fsspec file system that ``path`` belongs to.
-            min_rows_per_file: The least rows of a file.
-            max_rows_per_file: The most rows of a file.
-            mode: Existing files stay (``"append"``), are removed afterwards (``"overwrite"``), or cause the call to do
-                nothing (``"ignore"``) or to raise (``"error"``).
-            on: As for ``materialize``.
-            **arrow_parquet_args: Those of ``pyarrow.parquet.write_table``.
-
-        Raises:
-            DataError: The rows cannot be computed, or do not have one schema.
-
-        Example::
-
-            dataset.write_parquet("data/prepared")
-        """
-        from powertrain.data.output.writing import parquet_writer
-
-        self._reader.write(
-            path,
-            "parquet",
-            parquet_writer(arrow_parquet_args),
-            mode=mode,
-            filesystem=filesystem,
-            min_rows_per_file=min_rows_per_file,
-            max_rows_per_file=max_rows_per_file,
-            on=on,
-        )
-
-    def write_csv(
-        self,
-        path: str,
-        *,
-        filesystem: Any = None,
-        min_rows_per_file: int | None = None,
-        mode: str = "append",
-        on: str | None = None,
-        **arrow_csv_args: Any,
-    ) -> None:
-        """Write all rows to CSV files with a header line, in the directory (or bucket) ``path``.
-
-        Args:
-            path: The directory, or an address such as "s3://bucket/data".
-            filesystem: A pyarrow or fsspec file system that ``path`` belongs to.
-            min_rows_per_file: The least rows of a file.
-            mode: As for :meth:`write_parquet`.
-            on: As for ``materialize``.
-            **arrow_csv_args: Those of ``pyarrow.csv.write_csv``.
-
-        Raises:
-            DataError: The rows cannot be computed, or do not have one schema.
-
-        Example::
-
-            dataset.write_csv("data/table")
-        """
-        from powertrain.data.output.writing import csv_writer
-
-        self._reader.write(
-            path,
-            "csv",
-            csv_writer(arrow_csv_args),
-            mode=mode,
-            filesystem=filesystem,
-            min_rows_per_file=min_rows_per_file,
-            max_rows_per_file=None,
-            on=on,
-        )
-
-    def write_json(
-        self,
-        path: str,
-        *,
-        filesystem: Any = None,
-        min_rows_per_file: int | None = None,
-        mode: str = "append",
-        on: str | None = None,
-    ) -> None:
-        """Write all rows as JSON lines, in files of the directory (or bucket) ``path``.
-
-        Times and decimals become text, NaN becomes null.
-
-        Args:
-            path: The directory, or an address such as "s3://bucket/data".
-            filesystem: A pyarrow or fsspec file system that ``path`` belongs to.
-            min_rows_per_file: The least rows of a file.
-            mode: As for :meth:`write_parquet`.
-            on: As for ``materialize``.
-
-        Raises:
-            DataError: The rows cannot be computed, or do not have one schema.
-
-        Example::
-
-            dataset.write_json("data/lines")
-        """
-        from powertrain.data.output.writing import json_writer
-
-        self._reader.write(
-            path,
-            "json",
-            json_writer(),
-            mode=mode,
-            filesystem=filesystem,
-            min_rows_per_file=min_rows_per_file,
-            max_rows_per_file=None,
-            on=on,
+    if plan.mixture is not None and plan.mixture.stop == SHORTEST:
+        raise DataError(
+            f"{method}() cannot follow mix() with STOP_ON_SHORTEST, which chooses rows by their order. "
+            "Call random_shuffle() on the datasets before mix(), or materialize() after it."
         )

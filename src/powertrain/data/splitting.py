@@ -11,7 +11,9 @@ from powertrain.data.arguments import flag, number, optional_whole, seed_number,
 from powertrain.data.consuming import PlanReader
 from powertrain.data.plan import cutting
 from powertrain.data.plan.changing import sample, shuffle_like
+from powertrain.data.plan.order import permutation
 from powertrain.data.plan.plan import Plan
+from powertrain.data.plan.prepared import seed_of_data
 from powertrain.errors import DataError
 
 #: Limits of the datasets made by a split and the blocks made by a repartition: each costs memory.
@@ -23,13 +25,34 @@ def limit_rows(reader: PlanReader, limit: int) -> Plan:
     """Return the plan of the first ``limit`` rows; of a shuffled plan as many, drawn evenly."""
     plan, limit = reader.plan, min(whole("limit", limit, 0), sys.maxsize)
     inspected = plan.inspected()
-    if not inspected.is_exact:
+    if not inspected.is_exact or plan.mixture is not None:
         return shuffle_like(reader.materialize(limit), plan)
     if limit >= inspected.rows:
         return plan
     if plan.shuffled:
         return sample(inspected, limit)[0]
     return dataclasses.replace(plan, blocks=cutting.between(inspected.blocks, 0, limit))
+
+
+def random_sample(reader: PlanReader, fraction: float, seed: int | None) -> Plan:
+    """Return the plan of a share of the rows, drawn evenly from all blocks."""
+    what = "must be a number from 0 to 1."
+    share = number("fraction", fraction, what)
+    if not 0 <= share <= 1:
+        raise DataError(f"fraction={shown(fraction)} {what}")
+    counted = _exact(reader, reader.plan)
+    inspected = dataclasses.replace(counted, seed=seed).inspected()
+    chosen = sample(inspected, int(cutting.decimal(share) * inspected.rows))[0]
+    return dataclasses.replace(chosen, seed=counted.seed)
+
+
+def randomize_blocks(reader: PlanReader, seed: int | None) -> Plan:
+    """Return the plan with its blocks in another order."""
+    plan = _exact(reader, reader.plan)
+    inspected = plan.inspected()
+    chosen = seed_of_data(inspected) if seed is None else seed
+    order = permutation(len(inspected.blocks), chosen, "block order")
+    return dataclasses.replace(plan, blocks=tuple(inspected.blocks[place] for place in order.tolist()))
 
 
 def split(reader: PlanReader, n: int, equal: bool) -> list[Plan]:
@@ -114,14 +137,15 @@ def repartition(reader: PlanReader, num_blocks: int | None, target_rows: int | N
 
 def _countable(reader: PlanReader) -> Plan:
     """Return the same rows in a fixed order and exactly counted, so that row numbers mean something."""
-    if not reader.plan.shuffled and reader.plan.inspected().is_exact:
+    if reader.plan.is_plain and reader.plan.inspected().is_exact:
         return reader.plan
     return reader.materialize()
 
 
 def _exact(reader: PlanReader, plan: Plan) -> Plan:
-    """Return ``plan`` exactly counted: materialized where functions change the number of rows."""
-    if plan.inspected().is_exact:
+    """Return ``plan`` exactly counted, its rows in the order of its blocks: materialized where functions change the
+    number of rows, or where it is a mixture."""
+    if plan.inspected().is_exact and plan.mixture is None:
         return plan
     source = reader if plan is reader.plan else PlanReader(plan)
     return shuffle_like(source.materialize(), plan)

@@ -14,6 +14,7 @@ import numpy as np
 
 from powertrain.data.loading.pipeline import Pipeline
 from powertrain.data.loading.reader import LocatedSlots, RowReader, name_row
+from powertrain.data.options.context import memory_limit
 from powertrain.data.plan.order import EpochOrder, Ints, Shuffle, part_of, steps_left
 from powertrain.data.plan.plan import Inspected, Part, Plan
 from powertrain.data.plan.prepared import Prepared, prepare_alone
@@ -180,8 +181,9 @@ class Loader:
             if found is None:
                 for old in [key for key in self._orders if abs(key[0] - epoch) > 1 or key[1] != kind]:
                     del self._orders[old]
-                rows = self._prepared.inspected.block_rows
-                found = EpochOrder(rows, seed=self.seed, epoch=epoch, shuffle=kind, lanes=self._lanes)
+                found = self._prepared.inspected.order(
+                    seed=self.seed, epoch=epoch, shuffle=kind, lanes=self._lanes
+                )
                 self._orders[epoch, kind] = found
             return found
 
@@ -217,7 +219,9 @@ class Loader:
         count = steps_left(self.rows, position, cut.global_batch, cut.tail)
         for _ in range(count):
             end = min(position + cut.global_batch, self.rows)
-            yield self._step(epoch, position, end, cut)
+            step = self._step(epoch, position, end, cut)
+            if step.weight or cut.in_step:
+                yield step
             position = end
 
     def _step(self, epoch: int, start: int, end: int, cut: Cut[T]) -> _Step:
@@ -421,10 +425,11 @@ def budgets_alone(prepared: Prepared, directory: str) -> Budgets:
         (block.nbytes for part in prepared.inspected.plan.parts for block in part.source.inspect().blocks),
         default=0,
     )
-    in_turn = prepared.shuffle == "none" and largest <= MEMORY_ALONE // 32
+    memory = memory_limit(MEMORY_ALONE)
+    in_turn = prepared.shuffle == "none" and largest <= memory // 32
     return {
         "disk_bytes": 0 if in_turn else default_disk_bytes(directory),
-        "memory_bytes": MEMORY_ALONE,
+        "memory_bytes": memory,
     }
 
 

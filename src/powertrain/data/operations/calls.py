@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import inspect
@@ -11,6 +12,7 @@ import random
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -112,15 +114,19 @@ class Call:
             except (Exception, SystemExit) as error:
                 raise self._failed(error, -1, 0) from error
         self._fn = fn
+        self._events = _EventLoop() if _is_async(fn) else None
         self._draws = "rng" not in self._kwargs and _takes_rng(fn)
 
     def __call__(self, argument: Any, setting: Setting, numbers: Ints, copy: int = 0) -> Any:
         """Return the function's result for ``argument``, which holds the rows of these numbers."""
         try:
+            keywords = self._keywords(setting, int(numbers[0]), copy)
+            if self._events is not None:
+                return self._events.result(lambda: self._fn(argument, *self._args, **keywords))
             if self._one_at_a_time is None:
-                return self._fn(argument, *self._args, **self._keywords(setting, int(numbers[0]), copy))
+                return self._fn(argument, *self._args, **keywords)
             with self._one_at_a_time:
-                return self._fn(argument, *self._args, **self._keywords(setting, int(numbers[0]), copy))
+                return self._fn(argument, *self._args, **keywords)
         except (Exception, SystemExit) as error:
             raise self._failed(error, int(numbers[0]), len(numbers)) from error
 
@@ -146,6 +152,37 @@ class Call:
     def _failed(self, error: BaseException, number: int, rows: int) -> FunctionFailed:
         file, line = users_line(error.__traceback__, self.file)
         return FunctionFailed(error_text(error), number, rows, file, line, error)
+
+
+def _is_async(fn: Any) -> bool:
+    """Return True for coroutine functions and async generators, also as ``__call__`` of an object."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    target = fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
+    return inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target)
+
+
+class _EventLoop:
+    """The event loop of an asynchronous function: one for all its calls, so that its clients may be kept."""
+
+    def __init__(self) -> None:
+        self._running = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def result(self, call: Callable[[], Any]) -> Any:
+        """Return what a coroutine returns, or all that an asynchronous generator yields, as an iterator."""
+        with self._running:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                weakref.finalize(self, self._loop.close)
+            return self._loop.run_until_complete(self._finished(call))
+
+    @staticmethod
+    async def _finished(call: Callable[[], Any]) -> Any:
+        made = call()
+        if inspect.isasyncgen(made):
+            return iter([each async for each in made])
+        return await made
 
 
 def name_of(fn: Any) -> str:

@@ -210,6 +210,12 @@ class MapBatches(_WithFunction):
         )
 
 
+class AddColumn(MapBatches):
+    """Adds a column: the function returns the batch that it was given, with the values that the user's returned."""
+
+    verb: ClassVar[str] = "add_column"
+
+
 def _each_row(call: Call, piece: RowPiece, setting: Setting) -> Iterator[tuple[int, Any]]:
     """Yield the function's result for each row, with the row's place."""
     from powertrain.data.rows.formats import row_dicts

@@ -30,6 +30,17 @@ FILE_BYTES = 128 * 2**20
 #: A row group of Parquet is the unit that readers decode and shuffle.
 ROW_GROUP_BYTES = 32 * 2**20
 MODES = ("append", "overwrite", "ignore", "error")
+
+
+class SaveMode(str, enum.Enum):
+    """Modes of the ``write_...`` methods, as Ray Data names them."""
+
+    APPEND = "append"
+    OVERWRITE = "overwrite"
+    IGNORE = "ignore"
+    ERROR = "error"
+
+
 #: Writes a table to a local path.
 WriteTable = Callable[[pa.Table, str], None]
 _MIXED = "Let the function that makes it return one type, or call materialize() first, which finds a type for all rows."
@@ -326,6 +337,27 @@ def json_writer() -> WriteTable:
                 file.writelines(
                     json.dumps(_plain(row), ensure_ascii=False) + "\n" for row in batch.to_pylist()
                 )
+
+    return write
+
+
+def numpy_writer(column: str) -> WriteTable:
+    """Return a writer of one column as a numpy array."""
+    import numpy as np
+
+    from powertrain.data.rows.formats import from_arrow, to_numpy
+    from powertrain.data.sources.plain import checked_columns
+
+    def write(table: pa.Table, path: str) -> None:
+        checked_columns([column], table.column_names, "the data")
+        values = to_numpy(from_arrow(table.select([column]), np.arange(table.num_rows)))[column]
+        if values.dtype == object:
+            raise DataError(
+                f"The column {column!r} cannot be written as a numpy array: its values have different shapes, or are "
+                "text or None. Write numbers, or arrays of one shape; for others use write_parquet()."
+            )
+        with open(path, "wb") as file:
+            np.save(file, values, allow_pickle=False)
 
     return write
 

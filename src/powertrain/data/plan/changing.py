@@ -14,6 +14,7 @@ from powertrain.data.plan.prepared import seed_of_data
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
+    from powertrain.data.expressions.expr import Expr
     from powertrain.data.operations.operation import Operation
     from powertrain.data.sources.base import Source
 
@@ -29,11 +30,15 @@ def project(plan: Plan, wrap: Callable[[Source], Source], operation: Operation) 
     return dataclasses.replace(plan, parts=parts)
 
 
-def filter_rows(plan: Plan, expression: pc.Expression) -> Plan:
+def filter_rows(plan: Plan, expression: pc.Expression | Expr) -> Plan:
     """Return the plan with the rows that an expression keeps, counted exactly where no operation precedes."""
+    from powertrain.data.expressions.expr import Expr
     from powertrain.data.operations.columns import FilterExpression
+    from powertrain.data.operations.computing import FilterComputed
     from powertrain.data.sources.filtered import FilteredSource
 
+    if isinstance(expression, Expr):  # it calls functions
+        return plan.then(FilterComputed(expression))
     if any(part.operations for part in plan.parts):
         return plan.then(FilterExpression(expression))
     parts = [

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from powertrain.data.plan.order import Ints, Shuffle
+from powertrain.data.plan.mixing import MixedOrder, Mixture
+from powertrain.data.plan.order import EpochOrder, Ints, Shuffle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +50,13 @@ class Plan:
     #: True for shuffled rows, and the seed; None draws one when it is first needed.
     shuffled: bool = False
     seed: int | None = None
+    #: How the parts are interleaved; None for one after the other. Components have shuffles of their own.
+    mixture: Mixture | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True when row i of all blocks is row i of the dataset: neither shuffled nor mixed."""
+        return not self.shuffled and self.mixture is None
 
     def then(self, operation: Operation) -> Plan:
         """Return this plan with one more operation."""
@@ -84,7 +92,15 @@ class Inspected:
     @property
     def rows(self) -> int:
         """Number of rows, before operations that remove or add some."""
+        if self.plan.mixture is not None:
+            return sum(self.plan.mixture.rows(self._rows_of_parts()))
         return sum(block.rows for block in self.blocks)
+
+    def _rows_of_parts(self) -> list[int]:
+        found = [0] * len(self.plan.parts)
+        for block in self.blocks:
+            found[block.part] += block.rows
+        return found
 
     @property
     def block_rows(self) -> Ints:
@@ -105,15 +121,32 @@ class Inspected:
         digest.update("/".join(fingerprints).encode())
         numbers = np.array([(b.part, b.index, b.start, b.rows) for b in self.blocks], "<i8")
         digest.update(numbers.tobytes())
+        if self.plan.mixture is not None:
+            digest.update(self.plan.mixture.describe().encode())
         return digest.hexdigest()
 
     @property
     def shuffle(self) -> Shuffle:
         """The shuffle of an epoch: see :class:`~powertrain.data.plan.order.EpochOrder`."""
+        if self.plan.mixture is not None:
+            return "mix"
         if not self.plan.shuffled:
             return "none"
-        in_memory = all(part.source.in_memory for part in self.plan.parts)
-        return "rows" if in_memory and self.rows <= MOST_PERMUTED_ROWS else "blocks"
+        return _shuffle_of(self.plan.parts, self.rows)
+
+    def order(self, *, seed: int, epoch: int, shuffle: Shuffle, lanes: int) -> EpochOrder:
+        """Return the order of an epoch."""
+        if shuffle != "mix" or self.plan.mixture is None:
+            return EpochOrder(self.block_rows, seed=seed, epoch=epoch, shuffle=shuffle, lanes=lanes)
+        mixture = self.plan.mixture
+        shuffles: list[Shuffle] = []
+        rows = self._rows_of_parts()
+        for number, shuffled in enumerate(mixture.shuffled):
+            mine = [part for part, owner in enumerate(mixture.component_of_part) if owner == number]
+            parts = [self.plan.parts[part] for part in mine]
+            shuffles.append(_shuffle_of(parts, sum(rows[part] for part in mine)) if shuffled else "none")
+        owners = np.fromiter((block.part for block in self.blocks), np.int64, len(self.blocks))
+        return MixedOrder(mixture, owners, self.block_rows, shuffles, seed=seed, epoch=epoch, lanes=lanes)
 
     @property
     def is_exact(self) -> bool:
@@ -123,6 +156,12 @@ class Inspected:
     def schema(self) -> pa.Schema:
         """Return the schema of the first part's source; that after operations is only known by running them."""
         return self.plan.parts[0].source.inspect().schema
+
+
+def _shuffle_of(parts: Iterable[Part], rows: int) -> Shuffle:
+    """Return the shuffle of the rows of some parts: row by row where random access is free."""
+    in_memory = all(part.source.in_memory for part in parts)
+    return "rows" if in_memory and rows <= MOST_PERMUTED_ROWS else "blocks"
 
 
 def union(plans: Iterable[Plan]) -> Plan:
@@ -138,6 +177,21 @@ def union(plans: Iterable[Plan]) -> Plan:
     return Plan(
         parts, None if blocks is None else tuple(blocks), any(p.shuffled for p in plans), _first_seed(plans)
     )
+
+
+def mix(plans: Iterable[Plan], weights: Iterable[float], stop: str) -> Plan:
+    """Return the plan of the rows of all plans, interleaved by weight; none of the plans is a mixture."""
+    plans = list(plans)
+    joined = union([replace(plan, shuffled=False) for plan in plans])
+    owners = tuple(number for number, plan in enumerate(plans) for _ in plan.parts)
+    mixture = Mixture(
+        owners,
+        tuple(weights),
+        stop,
+        tuple(plan.shuffled for plan in plans),
+        tuple(plan.seed for plan in plans),
+    )
+    return replace(joined, mixture=mixture)
 
 
 def _first_seed(plans: Iterable[Plan]) -> int | None:

@@ -97,5 +97,5 @@ class Position:
 def _is_shuffle(value: Any) -> bool:
     """Return True for a valid shuffle, also that of loaders whose samplers have an order of their own."""
     if isinstance(value, str):
-        return value in ("none", "rows", "blocks", "own")
+        return value in ("none", "rows", "blocks", "mix", "own")
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -23,6 +23,7 @@ from powertrain.data.batch_arguments import LARGEST_BATCH
 from powertrain.data.batching import BATCH_SIZE, UNWATCHED, Watch, formatted, watched_copies
 from powertrain.data.loading.early_ends import EarlyEnds, is_peek
 from powertrain.data.loading.pipeline import Pipeline
+from powertrain.data.options.refused import STREAM_METHODS, RefusesNames, missing_member
 from powertrain.data.ray.cutting import StreamCut, T
 from powertrain.data.ray.protocol import EPOCH, SCHEMA, FeedRequest
 from powertrain.data.rows.rows import Rows
@@ -54,7 +55,7 @@ def refuse_ray_only_types(schema: pa.Schema) -> None:
             )
 
 
-class StreamedShard(TensorflowBatches):
+class StreamedShard(TensorflowBatches, metaclass=RefusesNames):
     """One rank's part of a Ray dataset, streamed from Ray while it is computed there.
 
     Each iteration over the result of :meth:`iter_torch_batches` or :meth:`iter_batches` is one epoch: one execution of
@@ -89,6 +90,11 @@ class StreamedShard(TensorflowBatches):
         self._live: weakref.ref[StreamedEpoch[Any]] | None = None
         self._schema: pa.Schema | None = None
         self._given = 0
+
+    _refused_names = STREAM_METHODS
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_member(type(self), name)
 
     def __repr__(self) -> str:
         return f"StreamedShard({self.name!r}, epoch {self.epoch})"

@@ -95,7 +95,10 @@ class Source(ABC):
 
 
 def layers_of(source: Source | None) -> Iterator[Source]:
-    """Yield the source and the sources it is made of, from the outermost to the one that holds the rows."""
-    while source is not None:
-        yield source
-        source = getattr(source, "_inner", None)
+    """Yield the source and the sources it is made of, from the outermost to those that hold the rows."""
+    if source is None:
+        return
+    yield source
+    yield from layers_of(getattr(source, "_inner", None))
+    for inner in getattr(source, "_inners", ()):
+        yield from layers_of(inner)

@@ -11,12 +11,14 @@ import glob
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from powertrain.data.arguments import ODD, path_text, shown, texts, values_of
+from powertrain.data.datasource.partitioning import Partitioning
+from powertrain.data.options.files import FileOptions
 from powertrain.data.sources.files.object_files import list_objects, objects_at, open_object
 from powertrain.errors import DataError, StorageError
 from powertrain.storage.addresses import OBJECT_STORES, parse, without_secrets
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-#: Null in the names of partition directories.
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 #: Concurrent requests for small pieces of different objects.
 _CONCURRENT = 16
 
@@ -42,6 +42,8 @@ class DataFile:
     #: Its path below the given one, for people and fingerprints: the same when all is moved elsewhere.
     name: str
     size: int
+    #: Columns that its path gives; None for those of "key=value" directories.
+    columns: tuple[tuple[str, str | None], ...] | None = None
 
     @property
     def shown(self) -> str:
@@ -49,13 +51,8 @@ class DataFile:
 
     @property
     def partitions(self) -> dict[str, str | None]:
-        """Values from "key=value" directories, for all rows of the file."""
-        found: dict[str, str | None] = {}
-        for part in self.name.split("/")[:-1]:
-            key, equals, value = part.partition("=")
-            if key and equals:
-                found[key] = None if value == _HIVE_NULL else unquote(value)
-        return found
+        """Values from the directories of the path, for all rows of the file."""
+        return dict(self.columns) if self.columns is not None else Partitioning().values(self.name)
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,7 @@ class FilePaths:
     #: True where individually named files are accepted with any extension.
     only_in_directories: bool = False
     filesystem: Any = None
+    options: FileOptions = field(default_factory=FileOptions)
 
     @property
     def is_local(self) -> bool:
@@ -81,6 +79,7 @@ def file_paths(
     *,
     usual: Sequence[str] | None = None,
     filesystem: Any = None,
+    options: FileOptions | None = None,
 ) -> FilePaths:
     """Return the selection given by the arguments of a ``read_...`` function. Without extensions, the ``usual`` ones
     hold for directories and patterns."""
@@ -96,6 +95,7 @@ def file_paths(
         None if chosen is None else tuple(each.lstrip(".").lower() for each in chosen),
         only_in_directories=listed is None,
         filesystem=as_arrow_filesystem(filesystem),
+        options=options or FileOptions(),
     )
 
 
@@ -158,12 +158,15 @@ def find_files(wanted: FilePaths) -> tuple[DataFile, ...]:
                 f"The data at {without_secrets(path)!r} cannot be listed: {str(error).rstrip('.')}. Check "
                 "the path and who may read it."
             ) from error
+        if listed is None and wanted.options.ignores_missing:
+            continue
         if listed is None:
             raise DataError(_nothing_at(path, wanted))
         chosen = _chosen(listed, wanted)
         if not chosen:
             raise DataError(_nothing_fits(path, listed, wanted))
         found += chosen
+    found = _kept(found, wanted)
     found.sort(key=lambda file: file.path)
     for one, next_one in pairwise(found):
         if one.path == next_one.path:
@@ -172,6 +175,35 @@ def find_files(wanted: FilePaths) -> tuple[DataFile, ...]:
                 "it once; to have its rows twice, use union()."
             )
     return tuple(found)
+
+
+def _kept(found: list[DataFile], wanted: FilePaths) -> list[DataFile]:
+    """Return the files that the options select, with the columns of their paths."""
+    options = wanted.options
+    if options.keep is not None:
+        kept = set(options.keep([file.path for file in found]))
+        found = [file for file in found if file.path in kept]
+    if not found:
+        raise DataError(
+            f"No file is left to read of {', '.join(map(without_secrets, wanted.paths))}: the paths do not exist, or "
+            "partition_filter keeps none. Check both."
+        )
+    if not options.has_partitions:
+        return [replace(file, columns=()) for file in found]
+    if options.partitioning is not None:
+        values = options.partitioning.values
+        return [replace(file, columns=tuple(values(_below_base(file, wanted)).items())) for file in found]
+    return found
+
+
+def _below_base(file: DataFile, wanted: FilePaths) -> str:
+    partitioning = wanted.options.partitioning
+    base = (
+        ""
+        if partitioning is None or not partitioning.base_dir
+        else _absolute(partitioning.base_dir, wanted.filesystem)
+    )
+    return file.path.removeprefix(base).lstrip("/") if base else file.name
 
 
 @dataclass(frozen=True)
@@ -359,6 +391,19 @@ def read_whole(file: DataFile, filesystem: Any = None) -> bytes:
     if filesystem is None and is_object(file.path):
         return objects_at(file.path).ranges([(0, file.size)])[0] if file.size else b""
     with open_file(file, filesystem) as opened:
+        return bytes(opened.read())
+
+
+def read_address(address: str, filesystem: Any = None) -> bytes:
+    """Return all bytes of the file at a path or an address. Raises ``OSError`` or :class:`StorageError`."""
+    path = _absolute(path_text("address", address), filesystem)
+    filesystem = as_arrow_filesystem(filesystem)
+    if filesystem is None and is_object(path):
+        size = objects_at(path).size()
+        if size is None:
+            raise FileNotFoundError(f"there is no object at {without_secrets(path)}")
+        return read_whole(DataFile(path, path, size))
+    with open_file(DataFile(path, path, 0), filesystem) as opened:
         return bytes(opened.read())
 
 

@@ -33,6 +33,8 @@ class ImageSource(RememberingSource):
     The fingerprint is made of names and sizes: a file replaced by one of exactly its size is not noticed.
     """
 
+    _column = "image"
+
     def __init__(
         self,
         paths: FilePaths,
@@ -44,10 +46,13 @@ class ImageSource(RememberingSource):
     ) -> None:
         super().__init__()
         self._paths, self._per_block = paths, files_per_block
-        fields = [image_field("image", size, mode)]
+        fields = [self._field(size, mode)]
         self._schema = pa.schema([*fields, pa.field("path", pa.string())] if include_paths else fields)
         # A cache of the rows would hold the very bytes that are in the files.
         self.cheap_to_decode = paths.is_local
+
+    def _field(self, size: tuple[int, int] | None, mode: str | None) -> Any:
+        return image_field(self._column, size, mode)
 
     @property
     def cache_key(self) -> str:
@@ -72,9 +77,9 @@ class ImageSource(RememberingSource):
         values: dict[str, list[bytes | str]] = {name: [] for name in names}
         held = 0
         for number, file in enumerate(files):
-            if "image" in values:
+            if self._column in values:
                 try:
-                    values["image"].append(read_whole(file, self._paths.filesystem))
+                    values[self._column].append(read_whole(file, self._paths.filesystem))
                 except (OSError, StorageError) as error:
                     raise unreadable(file, error) from error
                 held += file.size
@@ -87,6 +92,15 @@ class ImageSource(RememberingSource):
     def name_row(self, block: int, row: int) -> str:
         self.inspect()
         return self._files[block * self._per_block + row].name
+
+
+class BinaryFilesSource(ImageSource):
+    """Files as they are: the column "bytes", and with ``include_paths`` the column "path"."""
+
+    _column = "bytes"
+
+    def _field(self, size: tuple[int, int] | None, mode: str | None) -> Any:
+        return pa.field(self._column, pa.binary())
 
 
 # --------------------------------------------------------------------------- Hugging Face's form

@@ -30,7 +30,7 @@ BLOCK_BYTES = 16 << 20
 _HEAD_BYTES = 1 << 20
 #: Arrow's names of the compressions, by file extension.
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4", "br": "brotli"}
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OTHER_ENCODING = (
     "If it is text in another encoding, name it: read_options=pyarrow.csv.ReadOptions(encoding='latin-1')."
 )
@@ -46,7 +46,7 @@ class _Stretch:
     first_record: int
 
 
-class _TextSource(RememberingSource):
+class TextSource(RememberingSource):
     """The common part of the CSV and JSON sources."""
 
     _kind: str
@@ -245,7 +245,7 @@ def _skip(stream: Any, start: int, compressed: bool) -> None:
 # --------------------------------------------------------------------------- CSV
 
 
-class CsvSource(_TextSource):
+class CsvSource(TextSource):
     """CSV files of the same columns. The options are pyarrow's; newlines in quotes are always parsed."""
 
     _kind = "CSV"
@@ -265,7 +265,7 @@ class CsvSource(_TextSource):
 
         super().__init__(paths, include_paths=include_paths, block_bytes=block_bytes)
         self._read_options = read_options or csv.ReadOptions()
-        _check_encoding(self._read_options.encoding)
+        check_encoding(self._read_options.encoding)
         self._parse_options = _with_newlines_in_values(parse_options or csv.ParseOptions())
         self._convert_options = convert_options or csv.ConvertOptions()
         self._dialect = Dialect(
@@ -282,7 +282,7 @@ class CsvSource(_TextSource):
 
     def _start_of_data(self, number: int, head: bytes) -> int:
         options = self._read_options
-        start = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
+        start = len(BYTE_ORDER_MARK) if head.startswith(BYTE_ORDER_MARK) else 0
         for _ in range(options.skip_rows):
             start = head.find(b"\n", start) + 1 or len(head)
         names = tuple(options.column_names or ())
@@ -397,7 +397,7 @@ class CsvSource(_TextSource):
         return name in chosen if chosen else any(name in names for names in self._names)
 
 
-def _check_encoding(encoding: str) -> None:
+def check_encoding(encoding: str) -> None:
     """Check that line ends are encoded as in ASCII, as files are cut there. Raises :class:`DataError`."""
     try:
         is_like_ascii = "\n".encode(encoding) == b"\n"
@@ -405,7 +405,7 @@ def _check_encoding(encoding: str) -> None:
         is_like_ascii = False
     if not is_like_ascii:
         raise DataError(
-            f"CSV files cannot be read in the encoding {encoding!r}: it is unknown, or lines end in other bytes than "
+            f"Files cannot be read in the encoding {encoding!r}: it is unknown, or lines end in other bytes than "
             "in ASCII. Write the files in UTF-8."
         )
 
@@ -442,7 +442,7 @@ def _without_blank_lines(data: bytes) -> bytes:
 # --------------------------------------------------------------------------- JSON
 
 
-class JsonSource(_TextSource):
+class JsonSource(TextSource):
     """Files with one JSON object on each line; without ``lines``, files with one list of objects, or one object.
 
     A record that lacks a key has a null there.
@@ -469,7 +469,7 @@ class JsonSource(_TextSource):
         return super()._inspect_data()
 
     def _start_of_data(self, number: int, head: bytes) -> int:
-        return len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
+        return len(BYTE_ORDER_MARK) if head.startswith(BYTE_ORDER_MARK) else 0
 
     def _last_end(self, data: bytes) -> int:
         return last_line_end(data) if self._lines else 0

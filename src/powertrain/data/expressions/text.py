@@ -1,18 +1,15 @@
-"""Conditions on columns, for :meth:`Dataset.filter`: written as Arrow expressions or as text."""
+"""Conditions on columns written as text, for :meth:`Dataset.filter`."""
 
 from __future__ import annotations
 
 import ast
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from powertrain.data.arguments import ODD, column_name, refused, shown
-from powertrain.data.rows.nesting import check_nesting
+from powertrain.data.arguments import ODD, column_name, shown
+from powertrain.data.expressions.expr import Column, constant
 from powertrain.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
 
 
 def _true_division(left: Any, right: Any) -> Any:
@@ -36,54 +33,6 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 }
 
 
-def col(name: str) -> pc.Expression:
-    """Return a column for use in an expression.
-
-    Args:
-        name: The name of the column.
-
-    Returns:
-        An Arrow expression.
-
-    Raises:
-        DataError: ``name`` is not a name of a column.
-
-    Example::
-
-        dataset.filter(col("label") == 3)
-    """
-    import pyarrow.compute as pc
-
-    if not isinstance(name, str) or not name:
-        raise DataError(f"col() was given {shown(name)}. Give the name of a column, as str.")
-    return pc.field(column_name("col()", name))
-
-
-def lit(value: Any) -> pc.Expression:
-    """Return a constant for use in an expression, where a plain value is not accepted.
-
-    Args:
-        value: The value.
-
-    Returns:
-        An Arrow expression.
-
-    Raises:
-        DataError: Arrow has no type for the value.
-
-    Example::
-
-        dataset.filter(col("label") == lit(3))
-    """
-    import pyarrow.compute as pc
-
-    check_nesting([value], "lit()")
-    try:
-        return pc.scalar(value)
-    except ODD as error:
-        raise refused("lit() cannot make a constant of", value, error) from error
-
-
 def parse(text: str) -> Any:
     """Return the Arrow expression of a condition in Python's syntax: ``"label == 3 and name in ['a', 'b']"``.
 
@@ -105,15 +54,15 @@ def parse(text: str) -> Any:
 
 def _expression(node: ast.expr) -> Any:
     if isinstance(node, ast.Name):
-        return col(node.id)
+        return Column(column_name("filter", node.id)).to_pyarrow()
     if isinstance(node, ast.Constant):
-        return lit(node.value)
+        return constant(node.value).to_pyarrow()
     if isinstance(node, ast.BoolOp):
         return _chained(_OPERATORS[type(node.op)], [_expression(value) for value in node.values])
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return ~_expression(node.operand)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return lit(ast.literal_eval(node))
+        return constant(ast.literal_eval(node)).to_pyarrow()
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_expression(node.left), _expression(node.right))
     if isinstance(node, ast.Compare):

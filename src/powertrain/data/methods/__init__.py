@@ -1,0 +1,1 @@
+"""Methods of ``Dataset`` by subject: each class adds some to the one before it."""

@@ -1,0 +1,1 @@
+"""Ray Data's options: strategies, contexts, arguments about scheduling, and refused names."""
