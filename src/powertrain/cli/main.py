@@ -21,6 +21,7 @@ from powertrain.cli.stacks import stacks
 from powertrain.cli.stop import stop
 from powertrain.cli.trace import trace
 from powertrain.cli.track import track
+from powertrain.cli.ui import ui
 from powertrain.errors import PowertrainError
 from powertrain.version import __version__
 
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(ls)
 app.command()(show)
+app.command()(ui)
 app.command()(logs)
 app.command()(stop)
 app.command()(stacks)

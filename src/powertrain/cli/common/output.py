@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from powertrain.lookup.summaries import INTERRUPTED, UNREADABLE
 from powertrain.text.printable import escape_controls, escape_json, escape_lines, indent_continuation
 from powertrain.text.redaction import redact
 
@@ -70,6 +71,18 @@ def print_table(table: Table, width: int | None = None) -> None:
     from rich.console import Console
 
     Console(highlight=False, markup=False, emoji=False, width=width).print(table)
+
+
+def style_of(state: str) -> str:
+    """The colour of a state; "" for the terminal's own."""
+    colours = {
+        "failed": "red",
+        UNREADABLE: "red",
+        INTERRUPTED: "yellow",
+        "preempted": "yellow",
+        "training": "green",
+    }
+    return colours.get(state, "")
 
 
 def _echo(text: str, *, err: bool = False, end: str = "\n") -> None:
