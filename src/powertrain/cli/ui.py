@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from powertrain.cli.common.output import print_line
+from powertrain.cli.common.output import print_with_token
 from powertrain.errors import ConfigError
 from powertrain.lookup.finding import default_storage, find_run_or_sweep
 from powertrain.storage import open_storage
@@ -49,7 +49,7 @@ def ui(
     root, only = _root_of(storage)
     serve(
         ServerOptions(root, only, host, port, token, can_control=control, opens_browser=open),
-        lambda line: print_line(line, err=True),
+        print_with_token,
     )
 
 

@@ -20,10 +20,10 @@ def compact(values: NDArray[Any]) -> list[float | None]:
     floats = np.asarray(values, np.float64)
     is_finite = np.isfinite(floats)
     size = np.abs(np.where(is_finite & (floats != 0), floats, 1.0))
-    # Numbers near the largest float overflow when they are scaled, and are short enough as they are.
+    # Numbers near the limits of floats overflow or vanish when they are scaled, and stay as they are.
     digits = np.clip(_DIGITS - 1 - np.floor(np.log10(size)), -290, 290)
     scale = 10.0**digits
-    rounded = np.where(size < 1e280, np.round(floats * scale) / scale, floats)
+    rounded = np.where((size < 1e280) & (size > 1e-280), np.round(floats * scale) / scale, floats)
     shown = np.where(np.isfinite(rounded), rounded, floats)
     return [value if known else None for value, known in zip(shown.tolist(), is_finite.tolist(), strict=True)]
 

@@ -125,8 +125,9 @@ def _shares(parts: Sequence[Records], edges: Floats, is_thinned: bool) -> Floats
     width = edges[1] - edges[0]
     if is_thinned:
         recorded = spent.sum(axis=1, keepdims=True)
-        return np.where(recorded > 0.01 * width, spent / np.where(recorded > 0, recorded, 1.0), 0.0)
-    return np.clip(spent / width, 0.0, 1.0)
+        shares = np.where(recorded > 0.01 * width, spent / np.where(recorded > 0, recorded, 1.0), 0.0)
+        return np.asarray(shares, np.float64)
+    return np.asarray(np.clip(spent / width, 0.0, 1.0), np.float64)
 
 
 def _overlapping(part: Records, edges: Floats) -> slice:

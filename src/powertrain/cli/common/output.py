@@ -29,6 +29,11 @@ def print_line(text: str, *, err: bool = False) -> None:
     _echo(escape_controls(redact(text)), err=err)
 
 
+def print_with_token(text: str) -> None:
+    """Print one line on standard error with a token that was made for the user to see."""
+    _echo(escape_controls(text), err=True)
+
+
 def print_lines(lines: Iterable[str]) -> None:
     """Print each of ``lines`` as one line."""
     for line in lines:
