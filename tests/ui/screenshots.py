@@ -19,7 +19,7 @@ SIZES = {1280: 1600, 390: 1400}
 
 
 def make_all() -> None:
-    """Write all screenshots to docs/images, in few colours so that they stay small."""
+    """Write all screenshots to docs/images, in 256 colours so that they stay small."""
     TARGET.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory, "runs")
@@ -42,7 +42,7 @@ def _make(address: str, width: int, height: int, scheme: str) -> None:
             file = TARGET / f"{name}-{width}-{scheme}.png"
             visit.page.screenshot(path=file)
             with Image.open(file) as image:
-                image.convert("RGB").quantize(64).save(file, optimize=True)
+                image.convert("RGB").quantize(256).save(file, optimize=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ def samples(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.smoke
 def test_the_list_leads_to_a_run_and_no_request_leaves_the_machine(samples: Path) -> None:
     with serving(samples) as address, browsing() as visit:
         visit.open(address)

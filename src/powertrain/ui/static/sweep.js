@@ -11,7 +11,7 @@ export function sweepPage(main, id) {
   const curves = new LineChart({ height: 240 });
   const plot = s("svg", { class: "plot parallel", role: "img", tabindex: 0, height: HEIGHT });
   const part = (name, title, body) => h("section", { id: name, "aria-labelledby": `${name}-title` }, h("h2", { id: `${name}-title` }, title), body);
-  lines.append(h("figure", { class: "chart wide" }, plot));
+  lines.append(h("figure", { class: "chart wide scroll" }, plot));
   replace(main, header, part("parallel", "Parameters", lines), h("div", { class: "columns two" }, part("curves", "Learning curves", h("div", { class: "body" }, curves.element)), part("importance", "Importance", importance)), part("trials", "Trials", trials));
   let page = null, marked = null;
 
@@ -29,8 +29,10 @@ export function sweepPage(main, id) {
   }
 
   function drawParallel() {
+    if (!page) return;
+    plot.style.minWidth = `${(page.axes.length + 1) * 120}px`;
     const width = plot.clientWidth;
-    if (!page || !width) return;
+    if (!width) return;
     const axes = page.axes, scores = page.trials.map((trial) => trial.score).filter((score) => score !== null);
     const low = Math.min(...scores), high = Math.max(...scores), better = shares();
     const places = axes.map((axis) => axis.places);
@@ -47,7 +49,7 @@ export function sweepPage(main, id) {
       const trial = page.trials[index], share = better.get(trial.number);
       let path = "", isDown = false;
       places.forEach((column, place) => { if (column[index] === null) { isDown = false; return; } path += `${isDown ? "L" : "M"}${X(place).toFixed(1)} ${Y(column[index]).toFixed(1)}`; isDown = true; });
-      const level = share === undefined ? "none" : trial.name === page.best_trial ? "best" : share > 0.8 ? "high" : share > 0.5 ? "middle" : "low";
+      const level = share === undefined ? "" : trial.name === page.best_trial ? "is-best" : share > 0.8 ? "is-high" : share > 0.5 ? "is-medium" : "";
       return s("path", { class: `trial ${level} ${marked === trial.number ? "on" : ""}`, d: path }, s("title", null, `${trial.name}: ${number(trial.score)}`));
     });
     const columns = titles.map((title, place) => s("g", { class: "axis" }, s("line", { x1: X(place), x2: X(place), y1: TOP, y2: HEIGHT - BOTTOM }), s("text", { class: "axis-title middle", x: X(place), y: 16 }, title.length > 18 ? `…${title.slice(-17)}` : title),
