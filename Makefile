@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-rest test-rest-ray test-rest-others test-all test-frameworks test-gpu bench lint format clean
+.PHONY: help run test test-rest test-rest-ray test-rest-others test-all test-frameworks test-gpu browser bench lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## show these lines
@@ -49,6 +49,10 @@ test-frameworks: $(FRAMEWORKS_READY)  ## run the tests of XGBoost, LightGBM, JAX
 
 test-gpu: $(READY)  ## run the tests that need a GPU
 	$(BIN)/python -m pytest tests -m gpu $(ARGS)
+
+# Tests of the dashboard are skipped, visibly, where there is no Chromium.
+browser:  ## install Chromium from the distribution, for the tests of the dashboard, if it is missing
+	@command -v chromium > /dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 
 bench: $(READY)  ## run every benchmark, ours beside its peers
 	@set -e; for file in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py); do \

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.cli.test_logs import invoke, write
 
-from powertrain.cli.common import asking
-from powertrain.cli.common.finding import find_run
 from powertrain.errors import StorageError
+from powertrain.lookup import asking
+from powertrain.lookup.finding import find_run
 from powertrain.run.remote import protocol
 from powertrain.storage import Storage, open_storage
 

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from tests.s3_server import S3Server
 from typer.testing import CliRunner, Result
 
-from powertrain.cli.common import log_lines
-from powertrain.cli.common.finding import FoundRun
-from powertrain.cli.common.log_files import LogFiles, Readings
-from powertrain.cli.common.log_lines import LineSplitter, for_terminal, last_matching, start_of_last
 from powertrain.cli.common.ranks import parse_ranks
 from powertrain.cli.main import app
 from powertrain.errors import StorageError
+from powertrain.lookup import log_lines
+from powertrain.lookup.finding import FoundRun
+from powertrain.lookup.log_files import LogFiles, Readings
+from powertrain.lookup.log_lines import LineSplitter, for_terminal, last_matching, start_of_last
 from powertrain.run import events as ev
 from powertrain.run.record.journal import Journal
 from powertrain.run.remote.protocol import Card, LiveRun

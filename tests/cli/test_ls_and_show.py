@@ -15,10 +15,10 @@ from tests.diagnosis.run_directory import record
 from typer.testing import CliRunner
 
 from powertrain.checkpoint import manifest as mf
-from powertrain.cli.common.summaries import summarize
 from powertrain.cli.main import app, main
 from powertrain.cli.show import describe
 from powertrain.errors import StorageError
+from powertrain.lookup.summaries import summarize
 from powertrain.run import events as ev
 from powertrain.run.metrics.points import PointRecord
 from powertrain.run.metrics.store import MetricsStore

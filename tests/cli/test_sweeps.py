@@ -23,9 +23,9 @@ from tests.cli.test_logs import write as write_run
 from tests.s3_server import S3Server
 from tests.tune.recorded_sweep import RECORD, started, trial_facts, trial_id, trial_name, write_sweep
 
-from powertrain.cli.common.finding import find_run, find_run_or_sweep
-from powertrain.cli.common.sweeps import count_trials, leave_out_superseded, summarize
 from powertrain.errors import StorageError
+from powertrain.lookup.finding import find_run, find_run_or_sweep
+from powertrain.lookup.sweeps import count_trials, leave_out_superseded, summarize
 from powertrain.run.remote import protocol
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.files.private_roots import runtime_roots

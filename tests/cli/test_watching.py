@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from powertrain.cli.common.finding import FoundRun
-from powertrain.cli.common.watching import RunWatch
+from powertrain.lookup.finding import FoundRun
+from powertrain.lookup.watching import RunWatch
 from powertrain.run import events as ev
 from powertrain.run.record.journal import Journal
 from powertrain.run.remote.protocol import Card, LiveRun

@@ -19,10 +19,10 @@ from tests.support.scripted_worker import ScriptedWorker
 
 from powertrain.backend import Backend, BackendConfig
 from powertrain.checkpoint import commit, committed, uploader
-from powertrain.cli.common.summaries import summarize
 from powertrain.config.checkpoint import CheckpointConfig
 from powertrain.engine import base
 from powertrain.errors import ResourceError, WireError
+from powertrain.lookup.summaries import summarize
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
 from powertrain.run.health.clearing import ABANDON_TIMEOUT_S, CUT_SHORT_KILL_TIMEOUT_S, KILL_TIMEOUT_S

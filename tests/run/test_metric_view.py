@@ -162,6 +162,10 @@ def test_a_curve_is_what_a_naive_computation_over_all_points_gives(
             found = curve(storage, state, name, pixels=pixels, rank=rank)
             assert_same(found, naively(records, state, column, pixels, rank))
             assert len(found.rows) <= pixels
+            first, last = sorted(data.draw(st.tuples(*[st.integers(0, 4100)] * 2), "rows"))
+            inside = [record for record in records if first <= record.row <= last]
+            zoomed = curve(storage, state, name, pixels=pixels, rank=rank, rows=(first, last))
+            assert_same(zoomed, naively(inside, state, column, pixels, rank))
 
 
 # --------------------------------------------------------------------------- what it promises

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import powertrain
 from powertrain import Checkpoint, DataParallelTrainer, FailureConfig, Result, RunConfig, ScalingConfig
-from powertrain.cli.common.finding import find_run
 from powertrain.cli.main import app
+from powertrain.lookup.finding import find_run
 from powertrain.run import events as ev
 from powertrain.storage import open_storage
 from powertrain.storage.files.private_roots import runtime_root

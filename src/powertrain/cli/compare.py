@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from powertrain.cli.common import arguments
-from powertrain.cli.common.finding import find_run
 from powertrain.cli.common.output import print_json, print_text
+from powertrain.lookup.finding import find_run
 
 
 def compare(

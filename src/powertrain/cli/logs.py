@@ -12,14 +12,14 @@ from typing import Annotated
 import typer
 
 from powertrain.cli.common import arguments
-from powertrain.cli.common.finding import FoundRun, find_run
-from powertrain.cli.common.log_files import LogFile, LogFiles, Readings
-from powertrain.cli.common.log_lines import for_terminal
 from powertrain.cli.common.output import print_line
 from powertrain.cli.common.ranks import parse_ranks
-from powertrain.cli.common.watching import RunWatch
 from powertrain.engine.registry import recorded_traits
 from powertrain.errors import StorageError
+from powertrain.lookup.finding import FoundRun, find_run
+from powertrain.lookup.log_files import LogFile, LogFiles, Readings
+from powertrain.lookup.log_lines import for_terminal
+from powertrain.lookup.watching import RunWatch
 from powertrain.terminal.text import rank_list
 
 #: Seconds between two reads: of files of this machine, and of remote storage.

@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from powertrain.cli.common.finding import default_storage, names_in, real_path
-from powertrain.cli.common.output import cell, print_line, print_message, print_table
-from powertrain.cli.common.summaries import UNREADABLE, ago, style_of, summaries_in, with_life
+from powertrain.cli.common.output import cell, print_line, print_message, print_table, style_of
 from powertrain.errors import StorageError
+from powertrain.lookup.finding import default_storage, names_in, real_path
+from powertrain.lookup.summaries import UNREADABLE, ago, summaries_in, with_life
 from powertrain.run.remote import protocol
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.files.private_roots import runtime_roots
 
 if TYPE_CHECKING:
-    from powertrain.cli.common.summaries import RunSummary
+    from powertrain.lookup.summaries import RunSummary
 
 
 def ls(
@@ -34,7 +35,8 @@ def ls(
     names, of_sweeps = names_in(place)
     if of_sweeps:
         _print_sweeps(place, of_sweeps, elsewhere)
-    found = summaries_in(place, [name for name in names if name not in of_sweeps])
+    runs = [name for name in names if name not in of_sweeps]
+    found = summaries_in(place, runs, partial(print_message, err=True))
     summaries = [
         with_life(summary, elsewhere.pop(real_path(place.child(summary.name).uri), None))
         for summary in sorted(found, key=lambda run: -run.started)
@@ -54,8 +56,9 @@ def ls(
 
 def _print_sweeps(place: Storage, names: Sequence[str], live: dict[str, protocol.LiveRun]) -> None:
     """Print a table of sweeps; live ones are removed from ``live``."""
-    from powertrain.cli.common import sweeps
-    from powertrain.cli.common.finding import FoundRun
+    from powertrain.cli.common.sweeps import print_summaries
+    from powertrain.lookup import sweeps
+    from powertrain.lookup.finding import FoundRun
 
     summaries = []
     for name in names:
@@ -66,7 +69,7 @@ def _print_sweeps(place: Storage, names: Sequence[str], live: dict[str, protocol
         except (StorageError, OSError, ValueError, OverflowError, RecursionError) as error:
             print_message(f"{name}: {error}", err=True)
             summaries.append(sweeps.SweepSummary(name, UNREADABLE))
-    sweeps.print_summaries(sorted(summaries, key=lambda sweep: -sweep.started))
+    print_summaries(sorted(summaries, key=lambda sweep: -sweep.started))
 
 
 def _print_table(runs: Sequence[RunSummary]) -> None:

@@ -22,6 +22,7 @@ from powertrain.cli.stacks import stacks
 from powertrain.cli.stop import stop
 from powertrain.cli.trace import trace
 from powertrain.cli.track import track
+from powertrain.cli.ui import ui
 from powertrain.errors import PowertrainError
 from powertrain.version import __version__
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(ls)
 app.command()(show)
+app.command()(ui)
 app.command()(logs)
 app.command()(stop)
 app.command()(stacks)

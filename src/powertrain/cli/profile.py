@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from powertrain.cli.common import arguments
-from powertrain.cli.common.asking import ask, out_of_reach
-from powertrain.cli.common.finding import FoundRun, find_run
 from powertrain.cli.common.output import print_json, print_line, print_lines, print_message
 from powertrain.cli.common.ranks import parse_ranks
 from powertrain.diagnosis.profiles.card import profile_lines
 from powertrain.diagnosis.profiles.hotspots import ProfileSummary, summarize
 from powertrain.diagnosis.profiles.trace_events import read_trace
+from powertrain.lookup.asking import ask, out_of_reach
+from powertrain.lookup.finding import FoundRun, find_run
 from powertrain.run.record import profiles as records
 from powertrain.run.record.profiles import ProfileRecord
 from powertrain.run.remote import protocol

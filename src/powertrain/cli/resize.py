@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from powertrain.cli.common import arguments
-from powertrain.cli.common.asking import ask
-from powertrain.cli.common.finding import find_run
 from powertrain.cli.common.output import print_message
+from powertrain.lookup.asking import ask
+from powertrain.lookup.finding import find_run
 from powertrain.run.remote import protocol
 
 

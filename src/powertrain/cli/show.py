@@ -12,12 +12,12 @@ import typer
 from powertrain.checkpoint.committed import committed
 from powertrain.checkpoint.manifest import Manifest
 from powertrain.cli.common import arguments
-from powertrain.cli.common.asking import how_it_stands
-from powertrain.cli.common.finding import find_run_or_sweep
 from powertrain.cli.common.output import print_json, print_lines
-from powertrain.cli.common.summaries import RunSummary, ago, summarize
-from powertrain.cli.common.watching import RunWatch
 from powertrain.errors import StorageError
+from powertrain.lookup.asking import how_it_stands
+from powertrain.lookup.finding import find_run_or_sweep
+from powertrain.lookup.summaries import RunSummary, ago, summarize
+from powertrain.lookup.watching import RunWatch
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
 from powertrain.run.checkpoints.unsaved import UnsavedCheckpoint

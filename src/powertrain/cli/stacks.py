@@ -11,12 +11,12 @@ import msgspec
 import typer
 
 from powertrain.cli.common import arguments
-from powertrain.cli.common.asking import ask, out_of_reach
-from powertrain.cli.common.finding import FoundRun, find_run
 from powertrain.cli.common.output import print_json, print_line, print_lines, print_message, print_text
 from powertrain.cli.common.ranks import parse_ranks
-from powertrain.cli.common.summaries import ago
-from powertrain.cli.common.watching import RunWatch
+from powertrain.lookup.asking import ask, out_of_reach
+from powertrain.lookup.finding import FoundRun, find_run
+from powertrain.lookup.summaries import ago
+from powertrain.lookup.watching import RunWatch
 from powertrain.run.health.hang_report import where_in_words
 from powertrain.run.remote import protocol
 from powertrain.storage import Storage

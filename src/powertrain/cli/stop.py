@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli.common import arguments
-from powertrain.cli.common.asking import ask, out_of_reach
-from powertrain.cli.common.finding import FoundRun, find_run_or_sweep
 from powertrain.cli.common.output import print_line, print_message, print_status
-from powertrain.cli.common.watching import RunWatch
+from powertrain.lookup.asking import ask, out_of_reach
+from powertrain.lookup.finding import FoundRun, find_run_or_sweep
+from powertrain.lookup.watching import RunWatch
 from powertrain.run import events as ev
 from powertrain.run.remote import protocol
 from powertrain.terminal.text import clock
 
 if TYPE_CHECKING:
-    from powertrain.cli.common.sweeps import SweepWatch
+    from powertrain.lookup.sweeps import SweepWatch
 
 #: Seconds between two reads of the journal, and between two updates of the status line at a terminal.
 _POLL_INTERVAL_S = 0.1
@@ -68,7 +68,7 @@ def stop(
 def _watch_of(found: FoundRun) -> RunWatch | SweepWatch:
     if not found.is_sweep:
         return RunWatch(found)
-    from powertrain.cli.common.sweeps import SweepWatch
+    from powertrain.lookup.sweeps import SweepWatch
 
     return SweepWatch(found)
 

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from powertrain.cli.common import arguments
-from powertrain.cli.common.finding import find_run
 from powertrain.cli.common.output import print_line
 from powertrain.errors import StorageError
+from powertrain.lookup.finding import find_run
 from powertrain.terminal.text import data_size
 
 #: Bytes of a trace above which viewers in a browser are slow.

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from powertrain.cli.common import arguments
-from powertrain.cli.common.finding import FoundRun, find_run
 from powertrain.cli.common.output import print_line
 from powertrain.errors import StorageError
+from powertrain.lookup.finding import FoundRun, find_run
 
 
 def track(

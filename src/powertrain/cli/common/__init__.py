@@ -1,1 +1,1 @@
-"""Shared by the verbs of the command line: finding runs, asking live ones, printing."""
+"""Shared by the verbs of the command line: arguments, ranks, printing."""

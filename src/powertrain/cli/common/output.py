@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from powertrain.lookup.summaries import INTERRUPTED, UNREADABLE
 from powertrain.text.printable import escape_controls, escape_json, escape_lines, indent_continuation
 from powertrain.text.redaction import redact
 
@@ -26,6 +27,11 @@ _CLEAR_LINE = "\r\x1b[K"
 def print_line(text: str, *, err: bool = False) -> None:
     """Print one line: line ends in ``text`` are shown as escapes."""
     _echo(escape_controls(redact(text)), err=err)
+
+
+def print_with_token(text: str) -> None:
+    """Print one line on standard error with a token that was made for the user to see."""
+    _echo(escape_controls(text), err=True)
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -70,6 +76,18 @@ def print_table(table: Table, width: int | None = None) -> None:
     from rich.console import Console
 
     Console(highlight=False, markup=False, emoji=False, width=width).print(table)
+
+
+def style_of(state: str) -> str:
+    """The colour of a state; "" for the terminal's own."""
+    colours = {
+        "failed": "red",
+        UNREADABLE: "red",
+        INTERRUPTED: "yellow",
+        "preempted": "yellow",
+        "training": "green",
+    }
+    return colours.get(state, "")
 
 
 def _echo(text: str, *, err: bool = False, end: str = "\n") -> None:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 #: Maximum row: more than any run has; their pixels still fit into 64 bits.
 _LARGEST_ROW = 1 << 61
+#: The first and the last row that 64 bits can hold.
+_EVERY_ROW = (-(1 << 63), (1 << 63) - 1)
 
 __all__ = ["Curve", "curve", "metric_names"]
 
@@ -79,14 +81,22 @@ def metric_names(storage: Storage, run_state: RunState) -> list[str]:
     return consistently(lambda: _metric_names_now(storage))
 
 
-def curve(storage: Storage, run_state: RunState, name: str, *, pixels: int = 1000, rank: int = 0) -> Curve:
+def curve(
+    storage: Storage,
+    run_state: RunState,
+    name: str,
+    *,
+    pixels: int = 1000,
+    rank: int = 0,
+    rows: tuple[int, int] | None = None,
+) -> Curve:
     """Return the metric ``name`` of ``rank`` in at most ``pixels`` pixels; empty if it has none.
 
-    "timestamp" is the time of the reports.
+    "timestamp" is the time of the reports. With ``rows``, only the rows from the first to the last of the two are read.
     """
     if pixels < 1:
         raise ValueError(f"A curve cannot have {pixels} pixels: it needs at least one.")
-    return consistently(lambda: _curve_now(storage, run_state, name, pixels, rank))
+    return consistently(lambda: _curve_now(storage, run_state, name, pixels, rank, rows or _EVERY_ROW))
 
 
 # --------------------------------------------------------------------------- names
@@ -142,15 +152,17 @@ class _Stretches(NamedTuple):
     points: Array
 
 
-def _curve_now(storage: Storage, run_state: RunState, name: str, pixels: int, rank: int) -> Curve:
+def _curve_now(
+    storage: Storage, run_state: RunState, name: str, pixels: int, rank: int, rows: tuple[int, int]
+) -> Curve:
     sources = stored_points(storage)
     column = _column_of(sources, name)
-    looking = _Looking(run_state, column, rank)
+    looking = _Looking(run_state, column, rank, rows)
     found = _end_to_end(looking.at(source) for source in sources)
     width = _pixel_width(found, pixels)
     has_stretches = bool((found.first != found.last_row).any())
     if has_stretches and (width % STRETCH_ROWS or _overlap(found)):
-        looking = _Looking(run_state, column, rank, only_points=True)
+        looking = _Looking(run_state, column, rank, rows, only_points=True)
         found = _end_to_end(looking.at(source) for source in sources)
     return _in_pixels(found, width)
 
@@ -187,30 +199,44 @@ class _Looking:
     run_state: RunState
     column: str
     rank: int
+    #: The first and the last row that are read.
+    rows: tuple[int, int]
     only_points: bool = False
 
     def at(self, source: MetricSegment | pa.Table) -> _Stretches:
         """Return the matching stretches of a source, from its summary if that is sufficient."""
-        if not isinstance(source, MetricSegment):
+        if not isinstance(source, MetricSegment) or not source.summarized:
             return self._points(source)
         has_more = MORE in source.schema.names  # JSON text, which has no summary
-        if self.only_points or has_more or not source.summarized:
+        reads_points = self.only_points or has_more
+        if reads_points and self.rows == _EVERY_ROW:
             return self._points(source)
         with passing_over_damage(source), source.held_open():
+            unsummarized = {*range(source.batch_count)} - source.summarized
+            if reads_points:
+                return self._points(source, sorted(unsummarized | self._batches_in_range(source)))
             summarized, cut = self._summarized(source)
-            rest = sorted({*range(source.batch_count)} - source.summarized | cut)
-            return _end_to_end([summarized, self._points(source, rest)])
+            return _end_to_end([summarized, self._points(source, sorted(unsummarized | cut))])
         return _end_to_end([])
 
+    def _batches_in_range(self, segment: MetricSegment) -> set[int]:
+        """Return the summarized batches that have rows of the range."""
+        summary = segment.summary([PLACE])
+        first, last, batch = (_part(summary, PLACE, part) for part in ("first", "last", "batch"))
+        return set(batch[(last >= self.rows[0]) & (first <= self.rows[1])].tolist())
+
     def _summarized(self, segment: MetricSegment) -> tuple[_Stretches, set[int]]:
-        """Return the stretches of summarized batches, and the batches that a restart has cut."""
+        """Return the stretches of summarized batches, and the batches that a restart or the range cuts."""
         import numpy as np
 
         summary = segment.summary([PLACE, self.column])
         place = {part: _part(summary, PLACE, part) for part in ("batch", "attempt", "rank", "first", "last")}
         abandoned = first_abandoned_rows(self.run_state, place["attempt"])
+        begin, end = self.rows
         live = (place["rank"] == self.rank) & (place["first"] < abandoned)
-        cut = np.unique(place["batch"][live & (place["last"] >= abandoned)])
+        live &= (place["last"] >= begin) & (place["first"] <= end)
+        is_cut = (place["last"] >= abandoned) | (place["first"] < begin) | (place["last"] > end)
+        cut = np.unique(place["batch"][live & is_cut])
         chosen = np.flatnonzero(live & ~np.isin(place["batch"], cut))
         first, last = place["first"][chosen], place["last"][chosen]
         if self.column not in summary.column_names:
@@ -230,7 +256,8 @@ class _Looking:
         rank, attempt, row, solo = (
             batch.column(name).to_numpy(zero_copy_only=False) for name in ("rank", "attempt", "row", "solo")
         )
-        chosen = np.flatnonzero((rank == self.rank) & ~solo)
+        begin, end = self.rows
+        chosen = np.flatnonzero((rank == self.rank) & ~solo & (row >= begin) & (row <= end))
         chosen = chosen[row[chosen] < first_abandoned_rows(self.run_state, attempt[chosen])]
         rows = row[chosen]
         numbers = self._numbers(batch.take(chosen)) if len(chosen) else None

@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from powertrain.cli.common.finding import FoundRun
-from powertrain.cli.common.summaries import was_running
+from powertrain.lookup.finding import FoundRun
+from powertrain.lookup.summaries import was_running
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
 from powertrain.run.record import journal

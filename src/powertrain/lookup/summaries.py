@@ -1,16 +1,15 @@
-"""Summaries of runs for tables: state in words, age, colour."""
+"""Summaries of runs for tables: state in words, progress, age."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from powertrain.cli.common.asking import how_it_stands
-from powertrain.cli.common.output import print_message
 from powertrain.errors import StorageError
+from powertrain.lookup.asking import how_it_stands
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
 from powertrain.run.record import journal
@@ -51,8 +50,8 @@ def with_life(summary: RunSummary, live: protocol.LiveRun | None) -> RunSummary:
     )
 
 
-def summaries_in(place: Storage, names: Iterable[str]) -> Iterable[RunSummary]:
-    """A summary of each run of these names directly below ``place``."""
+def summaries_in(place: Storage, names: Iterable[str], warn: Callable[[str], None]) -> Iterable[RunSummary]:
+    """A summary of each run of these names directly below ``place``; ``warn`` is called for unreadable ones."""
     for name in names:
         try:
             run = place.child(name)
@@ -62,7 +61,7 @@ def summaries_in(place: Storage, names: Iterable[str]) -> Iterable[RunSummary]:
             elif _has_unreadable_journal(run):
                 yield _unreadable(name)
         except (StorageError, OSError, ValueError, OverflowError) as error:
-            print_message(f"{name}: {error}", err=True)
+            warn(f"{name}: {error}")
             yield _unreadable(name)
 
 
@@ -132,15 +131,3 @@ def was_running(pid: int, at: float) -> bool:
 def ago(then: float, now: float) -> str:
     """Return the time since ``then`` as text."""
     return f"{clock(now - then)} ago"
-
-
-def style_of(state: str) -> str:
-    """The colour of a state; "" for the terminal's own."""
-    colours = {
-        "failed": "red",
-        UNREADABLE: "red",
-        INTERRUPTED: "yellow",
-        "preempted": "yellow",
-        "training": "green",
-    }
-    return colours.get(state, "")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from powertrain.cli.common.finding import FoundRun
-from powertrain.cli.common.log_lines import LineSplitter, last_matching, matches, read_pieces, start_of_last
 from powertrain.errors import StorageError
+from powertrain.lookup.finding import FoundRun
+from powertrain.lookup.log_lines import LineSplitter, last_matching, matches, read_pieces, start_of_last
 from powertrain.storage import Storage
 from powertrain.storage.files.descriptors import open_below
 

@@ -12,7 +12,7 @@ from powertrain.run.remote import protocol
 from powertrain.storage.addresses import without_secrets
 
 if TYPE_CHECKING:
-    from powertrain.cli.common.finding import FoundRun
+    from powertrain.lookup.finding import FoundRun
 
 #: Seconds to wait for the status of a run; a suspended process (Ctrl-Z) does not reply.
 _STATUS_TIMEOUT_S = 3.0

@@ -1,0 +1,1 @@
+"""Find runs and sweeps and follow them: shared by the command line and the dashboard."""

@@ -1,0 +1,103 @@
+"""Server-sent events: viewers are told that a run has changed, and fetch what they show of it.
+
+All viewers of a run share one task that looks for changes. It looks less often where looking, or making what viewers
+fetch, takes long: the dashboard of a run takes little of its machine's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+from starlette.concurrency import run_in_threadpool
+
+from powertrain.errors import PowertrainError
+
+#: Seconds between two looks, and the most of them; a look takes at most this share of the time.
+LOOK_INTERVAL_S = 1.0
+_LONGEST_INTERVAL_S = 15.0
+_LOAD = 0.05
+#: Seconds after which a silent connection gets a comment, so that its end is noticed.
+_COMMENT_INTERVAL_S = 10.0
+
+
+class ChangeFeed:
+    """Changes of one run, or of the list of runs, for any number of viewers.
+
+    Args:
+        version: Returns a value that changes with the run. Called in a thread.
+        interval: Seconds between two looks at least.
+    """
+
+    def __init__(self, version: Callable[[], object], interval: float = LOOK_INTERVAL_S) -> None:
+        self._version, self._interval = version, interval
+        self._viewers: set[asyncio.Queue[str]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._newest = ""
+        #: Seconds that replies about the newest version took.
+        self.seconds_spent = 0.0
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield an event for the current version, and for each one after it."""
+        queue: asyncio.Queue[str] = asyncio.Queue()
+        self._viewers.add(queue)
+        if self._newest:
+            queue.put_nowait(self._newest)
+        if self._task is None:
+            self._task = asyncio.create_task(self._look())
+        try:
+            yield b"retry: 2000\n\n"
+            while True:
+                try:
+                    version = await asyncio.wait_for(queue.get(), _COMMENT_INTERVAL_S)
+                except (TimeoutError, asyncio.TimeoutError):
+                    yield b": still here\n\n"
+                    continue
+                while not queue.empty():  # a viewer that is slow needs only the newest
+                    version = queue.get_nowait()
+                yield f"event: changed\ndata: {version}\n\n".encode()
+        finally:
+            self._viewers.discard(queue)
+            if not self._viewers and self._task is not None:
+                self._task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await self._task
+                self._task, self._newest = None, ""
+
+    async def _look(self) -> None:
+        while True:
+            began = time.monotonic()
+            version = await run_in_threadpool(self._version_text)
+            if version != self._newest:
+                self._newest = version
+                for queue in self._viewers:
+                    queue.put_nowait(version)
+            took = time.monotonic() - began + self.seconds_spent
+            self.seconds_spent = 0.0
+            await asyncio.sleep(min(max(self._interval, took / _LOAD), _LONGEST_INTERVAL_S))
+
+    def _version_text(self) -> str:
+        try:
+            return hashlib.sha256(repr(self._version()).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+        except (PowertrainError, OSError):
+            return "gone"
+
+
+class ChangeFeeds:
+    """The feed of each run that has viewers."""
+
+    def __init__(self, interval: float = LOOK_INTERVAL_S) -> None:
+        self._interval = interval
+        self._feeds: dict[str, ChangeFeed] = {}
+
+    def of(self, name: str, version: Callable[[], object]) -> ChangeFeed:
+        """Return the feed of a run, or of the list of runs for ""."""
+        return self._feeds.setdefault(name, ChangeFeed(version, self._interval))
+
+    def note(self, name: str, seconds: float) -> None:
+        """Count the time that a reply about a run took."""
+        if name in self._feeds:
+            self._feeds[name].seconds_spent += seconds

@@ -1,0 +1,251 @@
+// The page of one run; other runs can be drawn over it.
+
+import { LineChart } from "./chart.js";
+import { age, clockTime, duration, fetchJson, follow, h, number, percent, plural, postJson, replace, size, stateBadge, table, whole } from "./dom.js";
+import { Logs } from "./logs.js";
+import { Timeline, WORDS } from "./timeline.js";
+
+const CHARTS_AT_FIRST = 12;
+const SECTIONS = [["overview", "Overview"], ["metrics", "Metrics"], ["steps", "Steps"], ["resources", "Resources"], ["checkpoints", "Checkpoints"], ["events", "Events"], ["logs", "Logs"]];
+
+const section = (id, title, ...children) => h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, title), children);
+
+// Times of rows, from the reports of rank 0: charts over time place rows by them, and events are placed at rows.
+function interpolate(xs, ys, x) {
+  if (!xs.length) return null;
+  if (x <= xs[0]) return ys[0];
+  let low = 0, high = xs.length - 1;
+  if (x >= xs[high]) return ys[high];
+  while (high - low > 1) { const middle = (low + high) >> 1; if (xs[middle] <= x) low = middle; else high = middle; }
+  return ys[low] + ((x - xs[low]) / (xs[high] - xs[low] || 1)) * (ys[high] - ys[low]);
+}
+
+export function runPage(main, id) {
+  const others = new URLSearchParams(location.search).getAll("with");
+  const view = { page: null, lines: new Map(), axis: "row", rank: "0", isLog: false, smoothing: 0, zoom: null, window: null, shown: CHARTS_AT_FIRST };
+  const charts = new Map(), resourceCharts = new Map();
+  const header = h("header", { class: "run-head" });
+  const parts = Object.fromEntries(SECTIONS.map(([name]) => [name, h("div", { class: "body" })]));
+  const logs = new Logs(id);
+  const timeline = new Timeline((begin, end) => { view.window = begin === null ? null : [begin, end]; loadSteps(); });
+  const metricTools = h("div", { class: "tools" });
+  const grid = h("div", { class: "charts" });
+  const more = h("button", { type: "button", class: "button", hidden: true, onclick: () => { view.shown = Infinity; loadLines(); } });
+  parts.metrics.append(metricTools, grid, more);
+  parts.logs.append(logs.element);
+  replace(main, header, h("nav", { class: "sections", "aria-label": "Sections" }, h("ul", null, SECTIONS.map(([name, title]) => h("li", null, h("a", { href: `#${name}` }, title))))),
+    SECTIONS.map(([name, title]) => section(name, title, parts[name])));
+
+  // ---------------------------------------------------------------- head and overview
+
+  function drawHead() {
+    const page = view.page;
+    document.title = `${page.name} · Powertrain`;
+    const facts = [
+      ["Rows", whole(page.rows)], ["Workers", String(page.world_size)], ["Attempts", String(page.attempts)], ["Duration", duration(page.seconds)],
+      ["Started", page.started ? `${age(page.now - page.started)} ago` : "–"], ["Engine", page.engine || "–"], ["Host", page.host || "–"],
+    ];
+    const buttons = page.can_control && page.is_live ? h("div", { class: "tools" }, h("button", { type: "button", class: "button", onclick: stop }, "Stop"), h("button", { type: "button", class: "button", onclick: resize }, "Resize")) : null;
+    const status = header.querySelector(".answer")?.textContent || "";
+    replace(header, h("div", { class: "head" }, h("div", null, h("h1", null, page.name, " ", stateBadge(page.state)), page.reason ? h("p", { class: "reason" }, page.reason) : null, h("p", { class: "path" }, page.path)), buttons),
+      h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))), h("p", { class: "answer", role: "status" }, status));
+  }
+
+  async function send(content) {
+    const told = header.querySelector(".answer");
+    told.textContent = "Sending…";
+    try { told.textContent = (await postJson("/api/control", { run: id }, content)).message; } catch (error) { told.textContent = error.message; }
+  }
+  const stop = () => { if (confirm(`Stop ${view.page.name} at its next boundary?`)) send({ action: "stop" }); };
+  const resize = () => { const workers = Number(prompt("New number of workers", String(view.page.world_size))); if (Number.isInteger(workers) && workers > 0) send({ action: "resize", workers }); };
+
+  function finding(one) {
+    return h("li", { class: `finding ${one.severity}` }, h("p", { class: "finding-title" }, h("span", { class: "severity" }, one.severity), one.summary),
+      one.action ? h("p", null, one.action) : null,
+      one.evidence.length ? h("details", null, h("summary", null, "Evidence"), h("dl", { class: "evidence" }, one.evidence.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))))) : null);
+  }
+
+  function goodput(page) {
+    if (!page.goodput.length) return null;
+    const bar = h("div", { class: "stack", role: "img", "aria-label": page.goodput.map((one) => `${one.words} ${percent(one.share)}`).join(", ") }, page.goodput.map((one) => {
+      const part = h("span", { class: `cause-${one.cause}`, title: `${one.words}: ${duration(one.seconds)}` });
+      part.style.width = `${one.share * 100}%`;
+      return part;
+    }));
+    return h("div", { class: "panel" }, h("h3", null, "Where the time went"), bar, h("ul", { class: "stack-legend" }, page.goodput.map((one) => h("li", null, h("span", { class: `key cause-${one.cause}` }, one.words), h("span", { class: "num" }, duration(one.seconds)), h("span", { class: "num muted" }, percent(one.share))))));
+  }
+
+  function drawOverview() {
+    const page = view.page, found = page.diagnosis?.findings || [], stands = page.stands;
+    const now = stands ? h("p", { class: "now" }, stands.row_age >= 0 ? `Row ${whole(stands.row)}, ${age(stands.row_age)} ago.` : "No row yet.",
+      stands.awaited.length ? ` Waiting for ranks ${stands.awaited.slice(0, 8).join(", ")}.` : "", stands.uploads ? ` ${plural(stands.uploads, "checkpoint")} uploading (${size(stands.upload_bytes)}).` : "") : null;
+    const phases = page.diagnosis?.phases || [];
+    replace(parts.overview, now,
+      Object.entries(page.unread).map(([what, why]) => h("p", { class: "unread" }, `The ${what} cannot be read: ${why}`)),
+      h("div", { class: "overview" },
+        h("div", { class: "panel" }, h("h3", null, "Findings"), found.length ? h("ul", { class: "findings" }, found.map(finding)) : h("p", { class: "muted" }, page.diagnosis ? "Nothing holds this run up." : "No steps were recorded yet.")),
+        h("div", { class: "side" }, goodput(page),
+        h("div", { class: "panel" }, h("h3", null, "Last metrics"), page.last.length ? h("dl", { class: "pairs" }, page.last.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))) : h("p", { class: "muted" }, "Rank 0 has not reported yet.")),
+        phases.length ? h("div", { class: "panel" }, h("h3", null, `A step: ${duration(page.diagnosis.step_seconds)}`), h("dl", { class: "pairs" }, phases.map((one) => h("div", null, h("dt", null, h("span", { class: `key phase-${one.phase}` }, WORDS[one.phase] || one.phase)), h("dd", null, `${duration(one.seconds)} · ${percent(one.share)}`))))) : null)));
+  }
+
+  // ---------------------------------------------------------------- metrics
+
+  const runs = () => [id, ...others];
+  const began = () => view.page.spans[0]?.begin ?? view.page.started;
+
+  function drawTools() {
+    if (metricTools.childNodes.length) return;
+    const ranks = view.page.ranks;
+    const choice = h("select", { "aria-label": "Ranks", onchange: (event) => { view.rank = event.target.value; loadLines(); } }, h("option", { value: "0" }, "Rank 0"),
+      ranks > 1 && !others.length ? h("option", { value: "all" }, ranks > 8 ? "8 of all ranks" : "All ranks") : null,
+      ranks > 1 ? Array.from({ length: Math.min(ranks - 1, 63) }, (_, place) => h("option", { value: place + 1 }, `Rank ${place + 1}`)) : null);
+    const axis = h("select", { "aria-label": "Horizontal axis", onchange: (event) => { view.axis = event.target.value; view.zoom = null; loadLines(); } }, h("option", { value: "row" }, "Over rows"), h("option", { value: "time" }, "Over time"));
+    const slider = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0, id: "smoothing", oninput: (event) => { view.smoothing = Number(event.target.value); drawLines(); } });
+    const log = h("input", { type: "checkbox", id: "log-scale", onchange: (event) => { view.isLog = event.target.checked; drawLines(); } });
+    const reset = h("button", { type: "button", class: "button reset", hidden: true, onclick: () => zoom(null, null) }, "Show all");
+    replace(metricTools, choice, axis, h("label", { class: "check", for: "smoothing" }, "Smoothing", slider), h("label", { class: "check", for: "log-scale" }, log, "Log scale"), reset);
+    view.reset = reset;
+  }
+
+  function zoom(first, last) {
+    if (first === null) view.zoom = null;
+    else if (view.axis === "row") view.zoom = last - first >= 2 ? [Math.max(0, Math.floor(first)), Math.ceil(last)] : view.zoom;
+    else view.zoom = [first, last];
+    view.reset.hidden = !view.zoom;
+    loadLines();
+  }
+
+  async function loadLines() {
+    const page = view.page, names = page.metrics.slice(0, view.shown);
+    more.hidden = page.metrics.length <= view.shown;
+    more.textContent = `Show all ${page.metrics.length} metrics`;
+    const pixels = Math.min(1000, Math.max(200, Math.ceil((grid.clientWidth > 760 ? grid.clientWidth / Math.max(1, Math.floor(grid.clientWidth / 380)) : grid.clientWidth) / 100) * 100));
+    const query = { metric: names, rank: others.length ? (view.rank === "all" ? "0" : view.rank) : view.rank, pixels };
+    if (view.zoom && view.axis === "row") [query.first, query.last] = view.zoom;
+    const replies = await Promise.all(runs().map((run) => (names.length ? fetchJson("/api/lines", { run, ...query }).catch(() => null) : null)));
+    view.lines = new Map(runs().map((run, place) => [run, replies[place]]));
+    drawLines();
+  }
+
+  function seriesOf(name) {
+    const found = [];
+    runs().forEach((run, place) => {
+      const reply = view.lines.get(run);
+      for (const line of reply?.lines || []) {
+        if (line.name !== name) continue;
+        const times = reply.times, start = times?.at[0] ?? 0, origin = run === id ? began() : start;
+        const x = view.axis === "row" || !times ? line.rows : line.rows.map((row) => interpolate(times.rows, times.at, row) - origin);
+        found.push({ label: others.length ? decodeURIComponent(run) : `rank ${line.rank}`, colour: others.length ? place % 8 : found.length % 8, x, y: line.last, low: line.low, high: line.high });
+      }
+    });
+    return found;
+  }
+
+  function marks() {
+    const times = view.lines.get(id)?.times;
+    return view.page.marks.map((mark) => {
+      const row = mark.row ?? (times ? interpolate(times.at, times.rows, mark.time) : null);
+      return { ...mark, x: view.axis === "row" ? row : mark.time - began() };
+    });
+  }
+
+  function drawLines() {
+    const page = view.page, all = marks(), times = view.lines.get(id)?.times;
+    const saved = (page.checkpoints?.committed || []).map((one) => ({
+      x: view.axis === "row" ? one.row : times ? interpolate(times.rows, times.at, one.row) - began() : one.row, isBest: one.is_best, words: `${one.name}, row ${one.row}${one.is_best ? ", the best" : ""}` }));
+    const names = page.metrics.slice(0, view.shown);
+    for (const [name, chart] of charts) if (!names.includes(name)) { chart.element.remove(); charts.delete(name); }
+    if (!names.length) { replace(grid, h("p", { class: "muted" }, "No metric that is a number has been reported yet.")); return; }
+    for (const name of names) {
+      if (!charts.has(name)) {
+        if (!charts.size) replace(grid);
+        const chart = new LineChart();
+        charts.set(name, chart);
+        grid.append(chart.element);
+      }
+      const chart = charts.get(name);
+      Object.assign(chart.options, { isLog: view.isLog, smoothing: view.smoothing });
+      chart.update({ title: name, series: seriesOf(name), marks: all, points: others.length ? [] : saved, isTime: view.axis === "time", domain: view.zoom, onZoom: zoom });
+    }
+  }
+
+  // ---------------------------------------------------------------- steps and resources
+
+  async function loadSteps() {
+    const width = parts.steps.clientWidth || 900;
+    const query = { run: id, columns: Math.min(800, Math.ceil(width / 100) * 100), rows: 96 };
+    if (view.window) [query.begin, query.end] = view.window.map((time) => time.toFixed(3));
+    const content = await fetchJson("/api/steps", query);
+    if (!content) { replace(parts.steps, h("p", { class: "muted" }, "No steps were recorded. TorchTrainer records them by itself; see the guide on tracing.")); return; }
+    if (!timeline.element.isConnected) replace(parts.steps, timeline.element);
+    timeline.update(content, began(), view.page.marks);
+  }
+
+  async function loadResources() {
+    const content = await fetchJson("/api/resources", { run: id, columns: 200 });
+    if (!content?.charts.length) { replace(parts.resources, h("p", { class: "muted" }, "No samples of the machine were recorded.")); return; }
+    if (!parts.resources.querySelector(".charts")) replace(parts.resources, h("div", { class: "charts small" }));
+    const box = parts.resources.querySelector(".charts"), width = (content.end - content.begin) / content.columns;
+    const x = Array.from({ length: content.columns }, (_, place) => content.begin - began() + (place + 0.5) * width);
+    const known = (values) => values.map((value, place) => [x[place], value]).filter(([, value]) => value !== null);
+    for (const one of content.charts) {
+      if (!resourceCharts.has(one.field)) { const chart = new LineChart({ height: 128 }); resourceCharts.set(one.field, chart); box.append(chart.element); }
+      const series = one.lines.map((line, place) => ({ label: one.band ? `rank ${line.rank} (highest)` : `rank ${line.rank}`, colour: place % 8, x: known(line.values).map(([at]) => at), y: known(line.values).map(([, value]) => value) }));
+      if (one.band) { const keep = one.band.middle.map((value) => value !== null); const pick = (values) => values.filter((_, place) => keep[place]); series.push({ label: "all ranks", colour: 6, x: pick(x), y: pick(one.band.middle), low: pick(one.band.low), high: pick(one.band.high) }); }
+      resourceCharts.get(one.field).update({ title: one.title, unit: one.unit, series, marks: view.page.marks.map((mark) => ({ ...mark, x: mark.time - began() })), isTime: true, fromZero: true });
+    }
+  }
+
+  // ---------------------------------------------------------------- checkpoints and events
+
+  function drawCheckpoints() {
+    const saved = view.page.checkpoints;
+    if (!saved) { replace(parts.checkpoints, h("p", { class: "muted" }, "The checkpoints cannot be read.")); return; }
+    const rows = [...saved.committed].reverse().map((one) => h("tr", null, h("th", { scope: "row" }, one.name, one.is_best ? h("span", { class: "tag" }, "best") : null), h("td", { class: "num" }, whole(one.row)), h("td", { class: "num" }, size(one.bytes)), h("td", { class: "num" }, whole(one.files)),
+      h("td", null, h("time", { datetime: new Date(one.time * 1000).toISOString() }, clockTime(one.time))), h("td", { class: "muted" }, one.metrics.map(([name, value]) => `${name} ${value}`).join("  "))));
+    const lost = saved.unsaved.map((one) => h("tr", { class: "lost" }, h("th", { scope: "row" }, one.name || "no name", h("span", { class: "tag bad" }, "not saved")), h("td", { class: "num" }, whole(one.row)), h("td", { colspan: 4 }, one.reason)));
+    const columns = [{ title: "Checkpoint" }, { title: "Row", class: "num" }, { title: "Size", class: "num" }, { title: "Files", class: "num" }, { title: "Committed" }, { title: "Metrics" }];
+    replace(parts.checkpoints, saved.data ? h("p", { class: "muted" }, `Data at the newest: ${saved.data}`) : null, rows.length + lost.length ? table("Checkpoints", columns, [...lost, ...rows]) : h("p", { class: "muted" }, "No checkpoint has been committed."));
+  }
+
+  function drawEvents() {
+    const page = view.page, first = began(), last = page.spans.at(-1)?.end ?? first, seconds = last - first || 1;
+    const left = (time) => `${((time - first) / seconds) * 100}%`;
+    const strip = h("div", { class: "strip", role: "img", "aria-label": page.spans.map((span) => `${span.cause} ${duration(span.end - span.begin)}`).join(", ") });
+    for (const span of page.spans) {
+      const part = h("span", { class: `cause-${span.cause}`, title: `${span.attempt >= 0 ? `attempt ${span.attempt}, ` : ""}${span.cause}: ${duration(span.end - span.begin)}` });
+      part.style.left = left(span.begin);
+      part.style.width = `${((span.end - span.begin) / seconds) * 100}%`;
+      strip.append(part);
+    }
+    for (const mark of page.marks) {
+      const line = h("span", { class: `time-mark ${mark.kind}`, title: `${mark.kind}: ${mark.words}` });
+      line.style.left = left(mark.time);
+      strip.append(line);
+    }
+    const axis = h("div", { class: "time-axis", "aria-hidden": "true" }, [0, 0.25, 0.5, 0.75, 1].map((share) => h("span", null, duration(share * seconds))));
+    const rows = [...page.events].reverse().slice(0, 300).map((one) => h("tr", null, h("td", { class: "num" }, h("time", { datetime: new Date(one.time * 1000).toISOString(), title: clockTime(one.time) }, duration(one.time - first))), h("td", null, h("span", { class: `kind ${one.kind}` }, one.kind)), h("td", { class: "words" }, one.words)));
+    const isOpen = parts.events.querySelector(".scroll")?.scrollTop || 0;
+    replace(parts.events, strip, axis, h("div", { class: "tall" }, table("Events", [{ title: "After", class: "num" }, { title: "Event" }, { title: "What happened" }], rows)));
+    parts.events.querySelector(".scroll").scrollTop = isOpen;
+  }
+
+  // ---------------------------------------------------------------- loading
+
+  let isFirst = true;
+  async function load() {
+    view.page = await fetchJson("/api/run", { run: id });
+    drawHead();
+    drawTools();
+    drawOverview();
+    drawCheckpoints();
+    drawEvents();
+    const jobs = [loadLines(), loadSteps(), loadResources(), isFirst ? logs.load() : logs.more()];
+    isFirst = false;
+    for (const job of await Promise.allSettled(jobs)) if (job.status === "rejected") console.warn(job.reason.message);
+  }
+  load().catch((error) => replace(header, h("h1", null, decodeURIComponent(id)), h("p", { class: "unread", role: "alert" }, error.message)));
+  const stopFollowing = follow({ run: id }, load);
+  return { leave: stopFollowing };
+}

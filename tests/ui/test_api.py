@@ -1,0 +1,180 @@
+"""What the dashboard's pages fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from tests.hostile_run import HOSTILE, HOSTILE_NAME, is_harmless, write_hostile_run
+from tests.recorded_run import EVENTFUL, points, write
+from tests.ui import sample_runs
+
+from powertrain.storage import open_storage
+from powertrain.ui.app import make_app
+from powertrain.ui.places import Places, id_of, name_of
+from powertrain.ui.security import Access
+
+TOKEN = "a-token-of-my-own"
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    app = make_app(Places(str(tmp_path)), Access(TOKEN), port=80, names=frozenset({"testserver"}))
+    with TestClient(app) as client:
+        client.get(f"/?token={TOKEN}")
+        yield client
+
+
+def get(client: TestClient, path: str, **query: Any) -> Any:
+    reply = client.get(path, params=query)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def test_the_list_has_runs_sweeps_small_curves_and_findings(client: TestClient, tmp_path: Path) -> None:
+    sample_runs.write_all(tmp_path)
+    content = get(client, "/api/runs")
+    runs = {run["name"]: run for run in content["runs"]}
+    assert runs["resnet50-imagenet"]["state"] == "finished"
+    assert (runs["resnet50-imagenet"]["rows"], runs["resnet50-imagenet"]["attempts"]) == (600, 2)
+    assert runs["vit-base-augment"]["state"] == "failed"
+    assert [(one["name"], one["done"]) for one in content["sweeps"]] == [("lr-search", 24)]
+    (small,) = get(client, "/api/sparks", run="resnet50-imagenet")
+    assert small["spark"]["name"] == "loss"
+    assert len(small["spark"]["rows"]) <= 80
+    assert small["finding"]["ranks"] == [sample_runs.STRAGGLER]
+
+
+def test_a_run_has_its_attempts_marks_goodput_checkpoints_and_findings(
+    client: TestClient, tmp_path: Path
+) -> None:
+    sample_runs.write_eventful(open_storage(tmp_path / "run"), 1.7e9)
+    page = get(client, "/api/run", run="run")
+    assert (page["state"], page["ranks"], page["is_live"]) == ("finished", 4, False)
+    assert page["metrics"] == ["loss", "accuracy", "lr", "grad_norm", "eval/loss", "eval/f1"]
+    assert [mark["kind"] for mark in page["marks"]] == ["failure", "restart"]
+    assert {one["cause"] for one in page["goodput"]} >= {"training", "redone", "recovery", "startup"}
+    saved = page["checkpoints"]["committed"]
+    assert [one["row"] for one in saved] == [300, 400, 500, 600]
+    assert [one["name"] for one in saved if one["is_best"]] == ["checkpoint_000600"]
+    assert page["diagnosis"]["findings"][0]["ranks"] == [sample_runs.STRAGGLER]
+    assert page["unread"] == {}
+
+
+def test_curves_have_as_many_pixels_as_were_asked_for_and_can_be_zoomed(
+    client: TestClient, tmp_path: Path
+) -> None:
+    sample_runs.write_eventful(open_storage(tmp_path / "run"), 1.7e9)
+    (line,) = get(client, "/api/lines", run="run", metric="loss", pixels=50)["lines"]
+    assert (len(line["rows"]), line["points"]) == (47, 600), "pixels are whole rows: 13 each"
+    assert all(low <= high for low, high in zip(line["low"], line["high"], strict=True))
+    zoomed = get(client, "/api/lines", run="run", metric="loss", pixels=200, first=250, last=300)
+    assert zoomed["lines"][0]["rows"] == list(range(250, 301))
+    assert "low" not in zoomed["lines"][0], "a pixel of one value has no band"
+    ranks = get(client, "/api/lines", run="run", metric=["loss", "accuracy"], rank="all")["lines"]
+    assert [(one["name"], one["rank"]) for one in ranks] == [
+        (name, rank) for name in ("loss", "accuracy") for rank in range(4)
+    ]
+
+
+def test_steps_and_resources_are_by_rank(client: TestClient, tmp_path: Path) -> None:
+    sample_runs.write_eventful(open_storage(tmp_path / "run"), 1.7e9)
+    steps = get(client, "/api/steps", run="run", columns=100)
+    assert [row["rank"] for row in steps["rows"]] == [0, 1, 2, 3]
+    machine = {chart["field"]: chart for chart in get(client, "/api/resources", run="run")["charts"]}
+    busy = {line["rank"]: max(filter(None, line["values"])) for line in machine["gpu_busy"]["lines"]}
+    assert min(busy, key=lambda rank: busy[rank]) == sample_runs.STRAGGLER
+    assert machine["gpu_memory"]["limit"] == 40960
+
+
+def test_a_run_without_telemetry_has_a_page(client: TestClient, tmp_path: Path) -> None:
+    write(tmp_path / "run", points(range(1, 4), lambda row, rank: {"loss": float("nan")}), facts=EVENTFUL)
+    assert get(client, "/api/steps", run="run") is None
+    assert get(client, "/api/resources", run="run") is None
+    page = get(client, "/api/run", run="run")
+    assert page["diagnosis"] is None
+    (line,) = get(client, "/api/lines", run="run", metric="loss")["lines"]
+    assert set(line["last"]) == {None}
+
+
+def test_logs_are_read_from_their_end_searched_and_followed(client: TestClient, tmp_path: Path) -> None:
+    sample_runs.write_eventful(open_storage(tmp_path / "run"), 1.7e9)
+    page = get(client, "/api/logs", run="run")
+    assert (page["attempt"], page["rank"], page["ranks"]) == (1, 0, [0, 1, 2, 3])
+    assert page["lines"][-1].startswith("step  600")
+    found = get(client, "/api/logs", run="run", rank=2, attempt=0, search="STEP   25")["lines"]
+    assert [line.split()[1] for line in found] == ["25"]
+    with (tmp_path / "run" / "logs" / "attempt-1" / "rank-0.log").open("a") as file:
+        file.write("one more\nhalf a li")
+    newer = get(client, "/api/logs", run="run", after=page["offset"])
+    assert newer["lines"] == ["one more"], "a line that is not complete comes later"
+
+
+def test_a_sweep_has_trials_axes_curves_and_importance(client: TestClient, tmp_path: Path) -> None:
+    sample_runs.write_search(open_storage(tmp_path / "sweep"), 1.7e9)
+    page = get(client, "/api/sweep", run="sweep")
+    assert len(page["trials"]) == len(page["curves"]) == 24
+    axes = {axis["path"]: axis for axis in page["axes"]}
+    assert set(axes) == {"lr", "width", "dropout", "optimizer"}
+    assert axes["lr"]["is_log"]
+    assert max(axes, key=lambda path: axes[path]["importance"]) == "lr"
+    scores = {trial["name"]: trial["score"] for trial in page["trials"]}
+    assert page["best_trial"] == min(scores, key=lambda name: scores[name])
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("/api/lines", {"rank": "-1"}),
+        ("/api/lines", {"rank": "1e9"}),
+        ("/api/lines", {"pixels": "many"}),
+        ("/api/lines", {"first": "1", "last": "\u0663"}),
+        ("/api/steps", {"begin": "2", "end": "1"}),
+        ("/api/steps", {"begin": "nan", "end": "inf"}),
+        ("/api/logs", {"attempt": "x"}),
+        ("/api/logs", {"search": "x" * 500}),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(
+    client: TestClient, tmp_path: Path, path: str, query: Any
+) -> None:
+    sample_runs.write_eventful(open_storage(tmp_path / "run"), 1.7e9)
+    reply = client.get(path, params={"run": "run", "metric": "loss", **query})
+    assert reply.status_code == 400
+    assert "error" in reply.json()
+
+
+def test_a_run_that_is_not_there_is_one_sentence(client: TestClient) -> None:
+    reply = client.get("/api/run", params={"run": "none"})
+    assert reply.status_code == 404
+    assert reply.json()["error"].startswith("There is no run 'none' here.")
+
+
+def test_a_run_that_an_enemy_wrote_is_shown_and_hides_no_other(client: TestClient, tmp_path: Path) -> None:
+    write_hostile_run(open_storage(tmp_path).child(HOSTILE_NAME), ended=True)
+    write(tmp_path / "good", points(range(1, 4), lambda row, rank: {"loss": 1.0}))
+    (tmp_path / "damaged" / "journal").mkdir(parents=True)
+    (tmp_path / "damaged" / "journal" / "0001-000001.jsonl").write_bytes(b"\xff\x00 no facts\n")
+    own = id_of(HOSTILE_NAME)
+    assert name_of(own) == HOSTILE_NAME
+    listed = client.get("/api/runs")
+    assert {run["state"] for run in listed.json()["runs"]} >= {"failed", "unreadable"}
+    assert len(listed.json()["runs"]) == 3
+    for path in ("/api/run", "/api/lines", "/api/steps", "/api/resources", "/api/logs"):
+        reply = client.get(path, params={"run": own, "metric": HOSTILE})
+        assert reply.status_code == 200, reply.text
+        assert is_harmless(reply.text.replace("\n", "")), path
+
+
+def test_one_run_can_be_shown_alone(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        write(tmp_path / name, points(range(1, 4), lambda row, rank: {"loss": 1.0}))
+    places = Places(str(tmp_path), "one")
+    app = make_app(places, Access(TOKEN), port=80, names=frozenset({"testserver"}))
+    with TestClient(app) as client:
+        client.get(f"/?token={TOKEN}")
+        assert [run["name"] for run in get(client, "/api/runs")["runs"]] == ["one"]
+        assert client.get("/api/run", params={"run": "two"}).status_code == 404
