@@ -241,6 +241,7 @@ ANY_FACTS: list[ev.Event] = [
     ev.CheckpointFailed(time=1.0, attempt=0, row=1, checkpoint="c", reason="r"),
     ev.ValidationEnded(time=1.0, checkpoint="c", row=1, status="VALIDATED", metrics={"accuracy": 1.0}),
     ev.Warned(time=1.0, message="m"),
+    ev.Informed(time=1.0, message="m"),
     ev.RanksAbsent(time=1.0, attempt=0, row=1, ranks=(1,)),
     ev.Stopping(time=1.0, attempt=0, cause="command", reason="r"),
     ev.Lost(time=1.0, attempt=0, ranks=(), decision="retry", reason="r"),

@@ -50,6 +50,7 @@ _MAKERS: dict[type[ev.Event], Callable[[int], ev.Event]] = {
     ),
     ev.HangOver: lambda n: ev.HangOver(time=0.0, attempt=n, seconds=9.0, ranks=(1,)),
     ev.Warned: lambda n: ev.Warned(time=0.0, message="look"),
+    ev.Informed: lambda n: ev.Informed(time=0.0, message="look"),
 }
 
 

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import pytest
 from tests.ray_nodes import RayNodes
+from typer.testing import CliRunner, Result
 
 from powertrain import backend
 
@@ -489,3 +490,17 @@ def _no_new_shared_memory() -> Iterator[None]:
     while left := [path for path in _shared_memory() - before if not _used_by_others(path)]:
         assert time.monotonic() < deadline, f"shared memory is left: {left}"
         time.sleep(0.05)
+
+
+@pytest.fixture
+def at_another_terminal(stories: Any) -> Iterator[Callable[..., Result]]:
+    """Runs ``powertrain`` as the user whose drivers these are."""
+
+    from powertrain.cli.main import app
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+
+    with pytest.MonkeyPatch.context() as patch:  # undone before the check for what the test left
+        patch.setenv("XDG_RUNTIME_DIR", str(stories.runtime))
+        yield run

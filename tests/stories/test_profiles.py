@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import traced
 from tests.stories.engines import on
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from powertrain import ProfileConfig
-from powertrain.cli.main import app
 from powertrain.errors import ConfigError
-
-
-@pytest.fixture
-def at_another_terminal(stories: Any) -> Iterator[Callable[..., Result]]:
-    """Runs ``powertrain`` as the user whose drivers these are."""
-
-    def run(*arguments: str) -> Result:
-        return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-
-    with pytest.MonkeyPatch.context() as patch:  # undone before the check for what the test left
-        patch.setenv("XDG_RUNTIME_DIR", str(stories.runtime))
-        yield run
 
 
 @on("local", "ray", smoke=["local"])

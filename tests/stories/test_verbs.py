@@ -17,25 +17,12 @@ import loops
 import pytest
 import story
 from tests.stories.engines import on
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from powertrain.cli.main import app
 from powertrain.result.result import Result as RunResult
 from powertrain.run import events as ev
 
 _COMMAND = [sys.executable, "-c", "from powertrain.cli.main import main; main()"]
-
-
-@pytest.fixture
-def at_another_terminal(stories: Any) -> Iterator[Callable[..., Result]]:
-    """Runs ``powertrain`` as the user whose drivers these are."""
-
-    def run(*arguments: str) -> Result:
-        return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-
-    with pytest.MonkeyPatch.context() as patch:  # undone before the check for what the test left
-        patch.setenv("XDG_RUNTIME_DIR", str(stories.runtime))
-        yield run
 
 
 @pytest.fixture

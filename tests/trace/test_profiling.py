@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,12 @@ class Loop:
         self.optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (self.model, self.other)]
         self.recorder = Recorder()
         self.results: list[ProfileResult] = []
-        self.window = ProfileWindow(self.recorder, self.results.append)
+        self.packed = threading.Event()
+        self.window = ProfileWindow(self.recorder, self._deliver)
+
+    def _deliver(self, result: ProfileResult) -> None:
+        self.results.append(result)
+        self.packed.set()
 
     def step(self) -> None:
         for optimizer in self.optimizers:
@@ -121,6 +127,16 @@ def test_a_window_that_never_opened_says_so(loop: Loop) -> None:
     loop.window.close()
     (result,) = loop.results
     assert result.error == "the function ended before step 100"
+
+
+def test_a_second_window_that_never_opened_says_so_too(loop: Loop) -> None:
+    loop.window.begin(ProfileOrder(ask=1, steps=1))
+    for _ in range(3):
+        loop.step()
+    loop.packed.wait(60)
+    loop.window.begin(ProfileOrder(ask=2))
+    loop.window.close()
+    assert [(one.ask, one.error) for one in loop.results] == [(1, ""), (2, "no step ended any more")]
 
 
 def test_a_window_opens_after_the_given_number_of_steps() -> None:

@@ -182,6 +182,9 @@ class ActiveRun:
     def warn_once(self, message: str) -> None:
         self.facts.warn_once(message)
 
+    def inform_once(self, message: str) -> None:
+        self.facts.inform_once(message)
+
     def show_once(self, message: str) -> None:
         self.facts.show_once(message)
 

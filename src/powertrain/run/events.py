@@ -294,6 +294,12 @@ class Warned(Fact, frozen=True, tag="warned"):
     rank: int = -1
 
 
+class Informed(Fact, frozen=True, tag="informed"):
+    """A line for the terminal. It is shown and not recorded."""
+
+    message: str
+
+
 class Ended(Fact, frozen=True, tag="ended"):
     """The last fact of a controller: "finished", "stopped", "failed" or "preempted", and why."""
 
@@ -326,6 +332,7 @@ Event = Union[
     HangOver,
     Resized,
     Warned,
+    Informed,
     Ended,
 ]
 

@@ -86,6 +86,7 @@ NEUTRAL: frozenset[type[ev.Fact]] = frozenset(
         ev.HangNoticed,
         ev.HangOver,
         ev.Warned,
+        ev.Informed,
     }
 )
 #: The possible end states of each state.

@@ -64,6 +64,8 @@ class Narrator:
                 lines.append(self._own(self._training_started()))
             case ev.Committed():
                 lines += self._committed(event)
+            case ev.Informed() if self._verbose > 0:
+                return [self._own(event.message)]
             case ev.Stopping() if self._verbose > 0:
                 lines.append(self._own(f"stopping ({event.cause}): {event.reason}", "yellow"))
             case ev.UploadLagged() | ev.CheckpointFailed() | ev.ValidationEnded():

@@ -53,6 +53,12 @@ class Facts:
             self._shown.add(message)
             self.warn(message)
 
+    def inform_once(self, message: str) -> None:
+        """Show a line unless the same one was shown before."""
+        if message not in self._shown:
+            self._shown.add(message)
+            self._observer.event(ev.Informed(time=self._clock.time(), message=message))
+
     def show_once(self, message: str) -> None:
         """Show a warning about the record itself, which therefore cannot be recorded."""
         if message not in self._shown:

@@ -25,7 +25,7 @@ class Requests:
     def __init__(self, run: ActiveRun, reports: Reports, ending: Ending, submit: Submit) -> None:
         self._run, self._reports, self._ending = run, reports, ending
         self._inspections = Inspections(run.engine, run.send, run.post, run.clock.monotonic)
-        self._profiles = Profiles(run.storage, run.send, submit, run.show_once, run.clock.monotonic)
+        self._profiles = Profiles(run.storage, run.send, submit, run.inform_once, run.clock.monotonic)
         self._handlers: dict[type, Callable[[Any, protocol.ControlClient], None]] = {
             protocol.ResizeRequest: self._on_resize,
             protocol.StopRequest: self._on_stop,

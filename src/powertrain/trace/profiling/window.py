@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _COMPRESSION = 1
 #: Header and trailer of gzip, so that Perfetto and other viewers open the file as it is.
 _GZIP = 16 + zlib.MAX_WBITS
+#: Allocations and releases of which the CUDA allocator keeps the history.
+_ALLOCATIONS_LIMIT = 100_000
 
 
 class ProfileWindow:
@@ -59,13 +61,20 @@ class ProfileWindow:
     def close(self) -> None:
         """End a window that is open when the function ends, and wait until its trace is packed. Training thread."""
         self._recorder.at_step_end = None
-        if self._profiler is not None:
+        self._await_packing()
+        if self._order is None:
+            return
+        if self._profiler is None:
+            after = self._order.after
+            self._fail(f"the function ended before step {after}" if after else "no step ended any more")
+            return
+        try:
             self._stop()
-        elif (order := self._order) is not None and self._packer is None:
-            reason = (
-                f"the function ended before step {order.after}" if order.after else "no step ended any more"
-            )
-            self._finish(ProfileResult(ask=order.ask, error=reason))
+        except Exception as error:  # the profiler's: the telemetry of the rank is still to be sent
+            self._fail(f"{type(error).__name__}: {error}")
+        self._await_packing()
+
+    def _await_packing(self) -> None:
         if self._packer is not None:
             self._packer.join()
 
@@ -87,7 +96,7 @@ class ProfileWindow:
         except Exception as error:  # the profiler's, never the loop's
             self._profiler = None
             self._recorder.at_step_end = None
-            self._finish(ProfileResult(ask=order.ask, error=f"{type(error).__name__}: {error}"))
+            self._fail(f"{type(error).__name__}: {error}")
 
     def _start(self, order: ProfileOrder, boundary: int) -> None:
         torch = sys.modules.get("torch")
@@ -101,9 +110,9 @@ class ProfileWindow:
         has_gpu = torch.cuda.is_initialized()
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])]
         profiler = profile(activities=activities, with_stack=True, profile_memory=order.memory)
-        if order.memory and has_gpu:
-            torch.cuda.memory._record_memory_history(max_entries=100_000)
         profiler.start()
+        if order.memory and has_gpu:
+            torch.cuda.memory._record_memory_history(max_entries=_ALLOCATIONS_LIMIT)
         self._profiler, self._boundary, self._left = profiler, boundary, order.steps
         self._first = self._recorder.steps
         self._began = time.perf_counter()
@@ -137,6 +146,11 @@ class ProfileWindow:
         except Exception as error:
             done = ProfileResult(ask=done.ask, error=f"{type(error).__name__}: {error}")
         self._finish(done)
+
+    def _fail(self, reason: str) -> None:
+        """Deliver the reason why the current order has no profile."""
+        assert self._order is not None
+        self._finish(ProfileResult(ask=self._order.ask, error=reason))
 
     def _finish(self, result: ProfileResult) -> None:
         with self._lock:
