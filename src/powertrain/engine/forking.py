@@ -17,19 +17,13 @@ from collections.abc import Iterator
 
 #: Seconds for which threads that are at work are waited for.
 _QUIET_TIMEOUT_S = 2.0
-#: Looks at the native threads, with this many seconds between: one whose Python thread has ended is there for a moment.
+#: Looks at the native threads, with this many seconds between. A thread that is ending is still listed for a moment:
+#: one whose Python thread has ended, or the one that Arrow's JSON reader starts for each read.
 _LOOKS, _LOOK_EVERY_S = 20, 0.001
 
 
 class ServiceThread(threading.Thread):
     """A thread of Powertrain that may be there when this process is forked: it works inside of :func:`working` only."""
-
-    #: Whether there has been one in this process.
-    was_started = False
-
-    def start(self) -> None:
-        ServiceThread.was_started = True
-        super().start()
 
 
 class _Gate:
@@ -99,7 +93,7 @@ def why_fork_is_unsafe() -> str:
     if ray is not None and getattr(ray, "is_initialized", bool)():
         return "Ray is connected in this process"
     extra = _count_extra_threads()
-    for _ in range(_LOOKS if ServiceThread.was_started else 0):
+    for _ in range(_LOOKS):
         if extra <= 0:
             break
         time.sleep(_LOOK_EVERY_S)
