@@ -160,6 +160,34 @@ def hang_while_others_average(where: Where, silent: bool = False) -> tuple[Run, 
     return run, began
 
 
+# --------------------------------------------------------------------------- what is no hang: compiling
+
+
+def test_a_rank_that_compiles_is_not_called_hanging_nor_are_those_that_wait_for_it() -> None:
+    run, _ = hang_while_others_average(at(60, "compiler", "_compile"))
+    run.go(300, moving=())
+    assert run.quiet()
+    run.go(10)
+    assert run.quiet()
+
+
+def test_a_rank_that_stands_still_after_it_has_compiled_is_noticed() -> None:
+    run, _ = hang_while_others_average(at(60, "compiler", "_compile"))
+    run.go(60, moving=())
+    compiled = run.now
+    run.set(1, where=IN_LOCK)
+    run.go(12, moving=())
+    noticed, _ = run.only(HangNotice)
+    assert noticed - compiled < 7.0
+    assert verdict_of(run).culprits == (1,)
+
+
+def test_a_compilation_that_does_not_end_for_half_an_hour_is_noticed() -> None:
+    run, _ = hang_while_others_average(at(60, "compiler", "_compile"))
+    run.go(watchdog.SLOW_ACT_TIMEOUT_S + 60, moving=())
+    assert run.all(HangNotice)
+
+
 # --------------------------------------------------------------------------- twelve kinds of hang
 
 

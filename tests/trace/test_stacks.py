@@ -502,6 +502,23 @@ SCRIPT = ("/home/me/train.py", 90, "<module>")
             "",
             "forward",
         ),
+        (
+            [
+                (f"{SITE}torch/_inductor/scheduler.py", 1, "codegen"),
+                (f"{SITE}torch/_dynamo/convert_frame.py", 2, "_compile"),
+                (f"{SITE}torch/_dynamo/eval_frame.py", 3, "_fn"),
+            ],
+            "compiler",
+            "_compile",
+        ),
+        (
+            [
+                (f"{SITE}torch/_inductor/compile_fx.py", 1, "run"),
+                (f"{SITE}torch/_dynamo/eval_frame.py", 2, "_fn"),
+            ],
+            "",
+            "run",
+        ),
         ([(f"{SITE}requests/api.py", 1, "get")], "", "get"),
     ],
 )

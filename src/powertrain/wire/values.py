@@ -126,7 +126,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     #: The user's innermost frame.
     frame: Frame
     #: The kind of library call in that frame: "collective" (torch.distributed, or a backward that averages
-    #: gradients), "loader" (a DataLoader), "run" (waits for the run: report, barrier, load_state), or "".
+    #: gradients), "loader" (a DataLoader), "compiler" (torch.compile is compiling), "run" (waits for the run: report,
+    #: barrier, load_state), or "".
     inside: str = ""
     #: The library function that the user's frame has called: "all_reduce", "backward", "__next__"; "" for none.
     call: str = ""

@@ -43,6 +43,8 @@ class Pace:
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS))
     #: True when its connection is closed and no message has come since.
     is_disconnected: bool = False
+    #: Since when it compiles; None while it does not.
+    compiles_since: float | None = None
     place: Place | None = None
     #: Lines it has been at since its last move.
     places: set[Place] = field(default_factory=set)
@@ -63,6 +65,8 @@ class Pace:
             setattr(self, name, getattr(self, name) + seconds)
         if self.over_at is not None:
             self.over_at += seconds
+        if self.compiles_since is not None:
+            self.compiles_since += seconds
 
     def restart(self, now: float) -> None:
         """Ignore everything before ``now``."""

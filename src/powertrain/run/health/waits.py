@@ -103,6 +103,11 @@ def is_saving(beat: Beat | None) -> bool:
     return beat is not None and (beat.phase == "checkpoint" or beat.awaits.startswith("commit"))
 
 
+def is_compiling(beat: Beat | None) -> bool:
+    """True while torch.compile is compiling what a rank has called."""
+    return beat is not None and beat.where is not None and beat.where.inside == "compiler"
+
+
 def waits_for(states: Sequence[RankState]) -> dict[int, frozenset[int]]:
     """Return the ranks that each rank waits for; none for ranks that have ended or are silent, whose last heartbeat may
     be outdated."""

@@ -26,6 +26,7 @@ from powertrain.run.health.waits import (
     RankState,
     find_blame,
     find_doomed,
+    is_compiling,
     is_saving,
     waits_for,
 )
@@ -184,6 +185,12 @@ class Watchdog:
             self._moved(known, moved_at, now)
         else:  # known from reports already; or the rank's whole process stood still, which is not its fault
             known.moved_at = moved_at
+        if not is_compiling(beat):
+            known.compiles_since = None
+        else:
+            known.compiles_since = now if known.compiles_since is None else known.compiles_since
+            if now - known.compiles_since < SLOW_ACT_TIMEOUT_S:
+                known.moved_at = now  # compiling is progress, which no counter shows
         known.take(beat, now)
         if beat.phase == "end":
             self.on_rank_ended(rank, now)

@@ -6,10 +6,14 @@ from powertrain.run import events as ev
 from powertrain.run.active_run import ActiveRun
 from powertrain.run.deadlines import Deadline
 from powertrain.run.health.hangs import StacksSampled
+from powertrain.run.health.waits import is_compiling
 from powertrain.run.inbox import Disconnected
 from powertrain.run.workers import attempt as phases
 from powertrain.run.workers.attempt import Member
 from powertrain.wire.from_worker import Beat, Stacks
+
+#: Seconds after which the terminal says that a rank compiles.
+_COMPILING_SHOWN_AFTER_S = 5.0
 
 
 class HangWatch:
@@ -17,6 +21,8 @@ class HangWatch:
 
     def __init__(self, run: ActiveRun) -> None:
         self._run = run
+        #: By key the ranks that compile, and since when.
+        self._compiling: dict[bytes, float] = {}
 
     def schedule(self) -> None:
         """Look at the ranks again when the watchdog says so."""
@@ -41,7 +47,21 @@ class HangWatch:
             self._run.hangs.on_report(member.rank)  # it stands still because it was asked to
         self._run.hangs.on_beat(member, message)
         self.schedule()
+        self._show_compiling(member, message)
         self.show_data(member, message.data)
+
+    def _show_compiling(self, member: Member, beat: Beat) -> None:
+        """Show that a rank compiles, once it has done so for some seconds: no step ends meanwhile."""
+        if not is_compiling(beat):
+            self._compiling.pop(member.key, None)
+            return
+        now = self._run.deadlines.now()
+        if now - self._compiling.setdefault(member.key, now) >= _COMPILING_SHOWN_AFTER_S and beat.where:
+            frame = beat.where.frame
+            self._run.inform_once(
+                f"torch.compile is compiling what {frame.file}:{frame.line} in {frame.function} calls; steps follow "
+                "when it is done."
+            )
 
     def show_data(self, member: Member, text: str) -> None:
         """Show how far data have been read: the same on every rank, so rank 0's message is enough."""

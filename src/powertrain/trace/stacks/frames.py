@@ -35,7 +35,7 @@ _PASS_ON = frozenset(
 @lru_cache(maxsize=8192)
 def kind_of(file: str) -> str:
     """Return the owner of a file: "user"; "launcher", "run" or "ours" within this package; "debugger", "collective",
-    "loader", "autograd" or "library" within installed ones."""
+    "loader", "compiler", "autograd" or "library" within installed ones."""
     if file.startswith(OURS):
         inner = file[len(OURS) :]
         if inner == _LAUNCHER:
@@ -57,6 +57,8 @@ def _part_of_torch(inner: list[str]) -> str:
         return "library" if encloses else "collective"
     if inner[:2] == ["utils", "data"]:
         return "loader"
+    if inner[:2] in (["_dynamo", "convert_frame.py"], ["_inductor", "compile_fx.py"]):
+        return "compiler"
     return "autograd" if inner[:1] in (["autograd"], ["_tensor.py"]) else "library"
 
 
@@ -126,12 +128,16 @@ def _inside(within: list[Line], averages_gradients: bool) -> str:
         kind = kind_of(file)
         if kind in ("collective", "loader", "run"):
             return kind
+        if kind == "compiler" and function.rpartition(".")[2] not in _COMPILED_CALLS:
+            return "compiler"
         if kind == "autograd" and averages_gradients and function.rpartition(".")[2] in _BACKWARD:
             return "collective"
     return ""
 
 
 _BACKWARD = frozenset({"_engine_run_backward", "backward"})
+#: Functions in the compiler's files that call what was compiled before.
+_COMPILED_CALLS = frozenset({"run", "deferred_cudagraphify", "cudagraphify"})
 
 
 def _call(within: list[Line], inside: str) -> str:
