@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import queue
 import socket
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from tests.recorded_run import points, write
 
-from powertrain.cli.ui import _root_of
+from powertrain.cli.ui import _parent_of, _root_of
 from powertrain.errors import ConfigError
 from powertrain.ui.live import ChangeFeed
 from powertrain.ui.replies import Memo
-from powertrain.ui.serving import ServerOptions, host_names, is_loopback, serve
+from powertrain.ui.serving import ServerOptions, host_names, is_loopback, opened_browser, serve
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
@@ -109,3 +112,70 @@ def test_a_value_is_made_once_and_an_error_is_not_kept() -> None:
     assert memo.get("b", lambda: next(made)) == 1
     memo.get("c", lambda: next(made))
     assert memo.get("a", lambda: next(made)) == 3, "the oldest was dropped"
+
+
+def test_a_viewer_that_comes_while_the_last_one_leaves_hears_of_changes() -> None:
+    versions = itertools.count()
+
+    async def watch() -> bytes:
+        feed = ChangeFeed(lambda: next(versions), interval=0.001)
+        leaving, coming = feed.events(), feed.events()
+        await anext(leaving)
+        await anext(leaving)
+        task = asyncio.ensure_future(leaving.aclose())  # type: ignore[attr-defined]
+        await anext(coming)
+        await task
+        return [await anext(coming) for _ in range(5)][-1]
+
+    heard = asyncio.run(asyncio.wait_for(watch(), 60))
+    assert heard.startswith(b"event: changed")
+
+
+def test_a_bug_in_one_look_does_not_end_the_feed() -> None:
+    looks = itertools.count()
+
+    def version() -> int:
+        look = next(looks)
+        if look == 1:
+            raise ZeroDivisionError
+        return look
+
+    async def watch() -> list[bytes]:
+        events = ChangeFeed(version, interval=0.001).events()
+        return [await anext(events) for _ in range(4)]
+
+    heard = asyncio.run(asyncio.wait_for(watch(), 60))
+    assert all(event.startswith(b"event: changed") for event in heard[1:])
+
+
+@pytest.mark.parametrize(
+    ("address", "root"),
+    [
+        ("s3://bucket/runs/digits", "s3://bucket/runs"),
+        ("s3://bucket/digits", "s3://bucket"),
+        (
+            "s3://bucket/runs/digits?endpoint_override=http://h:9000&secret_key=S",
+            "s3://bucket/runs?endpoint_override=http://h:9000&secret_key=S",
+        ),
+    ],
+)
+def test_the_address_of_a_run_in_a_bucket_is_cut_with_its_options(address: str, root: str) -> None:
+    found, name = _parent_of(address)
+    assert (found.rstrip("/"), name) == (root, "digits")
+
+
+def test_the_token_is_not_in_the_command_line_of_the_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(webbrowser, "open", opened.put)
+    with opened_browser("http://127.0.0.1:1/?token=a%2Bb"):
+        address = opened.get(timeout=60)
+        assert "token" not in address
+        page = Path(urlsplit(address).path)
+        assert (page.stat().st_mode & 0o777, page.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        assert 'content="0; url=http://127.0.0.1:1/?token=a%2Bb"' in page.read_text()
+    assert not page.parent.exists()
+
+
+def test_a_token_that_no_address_can_carry_is_refused() -> None:
+    with pytest.raises(ConfigError, match="characters that an address cannot carry"):
+        serve(ServerOptions(root="/tmp", token="schlüssel-" * 4), print)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from powertrain.cli.common.output import print_with_token
 from powertrain.errors import ConfigError
 from powertrain.lookup.finding import default_storage, find_run_or_sweep
-from powertrain.storage import open_storage
+from powertrain.storage import addresses, open_storage
 
 
 def ui(
@@ -62,5 +63,14 @@ def _root_of(storage: str) -> tuple[str, str]:
     found = find_run_or_sweep(root.rstrip("/") if "/" in root else f"./{root}")
     if found.is_sweep:
         return root, ""
-    parent, _, name = place.uri.rstrip("/").rpartition("/")
+    return _parent_of(place.uri)
+
+
+def _parent_of(uri: str) -> tuple[str, str]:
+    """Return the parent of a run's directory, with the options of its address, and the run's name."""
+    if "://" in uri and not uri.startswith("file:"):
+        address = addresses.parse(uri)
+        parent, _, name = address.prefix.rstrip("/").rpartition("/")
+        return dataclasses.replace(address, prefix=parent).uri, name
+    parent, _, name = uri.rstrip("/").rpartition("/")
     return parent or "/", name

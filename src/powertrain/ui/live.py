@@ -10,11 +10,13 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 
 from starlette.concurrency import run_in_threadpool
 
 from powertrain.errors import PowertrainError
+from powertrain.text.loggers import module_logger
+
+_logger = module_logger(__name__)
 
 #: Seconds between two looks, and the most of them; a look takes at most this share of the time.
 LOOK_INTERVAL_S = 1.0
@@ -46,7 +48,7 @@ class ChangeFeed:
         self._viewers.add(queue)
         if self._newest:
             queue.put_nowait(self._newest)
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look())
         try:
             yield b"retry: 2000\n\n"
@@ -62,10 +64,9 @@ class ChangeFeed:
         finally:
             self._viewers.discard(queue)
             if not self._viewers and self._task is not None:
-                self._task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await self._task
-                self._task, self._newest = None, ""
+                # Not awaited: a viewer that comes meanwhile would find a task that is about to end.
+                task, self._task, self._newest = self._task, None, ""
+                task.cancel()
 
     async def _look(self) -> None:
         while True:
@@ -84,6 +85,9 @@ class ChangeFeed:
             return hashlib.sha256(repr(self._version()).encode("utf-8", "backslashreplace")).hexdigest()[:16]
         except (PowertrainError, OSError):
             return "gone"
+        except Exception:  # a bug of ours: the other viewers and later looks must not pay for it
+            _logger.exception("The version of a run could not be read.")
+            return self._newest
 
 
 class ChangeFeeds:

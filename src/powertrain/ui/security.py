@@ -12,7 +12,7 @@ import ipaddress
 import secrets
 import threading
 from collections.abc import Callable
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -146,11 +146,12 @@ class Guard:
             return PlainTextResponse("This server has another address.\n", 421)
         if not self._is_own_page(headers, hosts[0], scope["method"]):
             return PlainTextResponse("Requests of other pages are refused.\n", 403)
-        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-        if "token" in query and scope["method"] == "GET":
-            session = self._access.exchange(query.pop("token"))
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        tokens = [value for name, value in query if name == "token"]
+        if tokens and scope["method"] == "GET":
+            session = self._access.exchange(tokens[-1])
             if session is not None:
-                return self._welcome(scope["path"], query, session)
+                return self._welcome(scope["path"], [one for one in query if one[0] != "token"], session)
         if not self._access.is_session(self._cookie_of(headers)):
             return HTMLResponse(_LOCKED, 401)
         return None
@@ -173,23 +174,20 @@ class Guard:
                 return value
         return ""
 
-    def _welcome(self, path: str, query: dict[str, str], session: str) -> Response:
+    def _welcome(self, path: str, query: list[tuple[str, str]], session: str) -> Response:
         """Return a page that sets the cookie and leads to the same address without the token.
 
         It is a page, not a redirect: after a redirect the browser still counts the request as one of the page with the
         link, and would not send a SameSite=Strict cookie.
         """
         response = HTMLResponse(_WELCOME)
-        target = path if path.startswith("/") and not path.startswith("//") else "/"
-        address = f"{target}?{urlencode(query)}" if query else target
+        target = quote(path, safe="/")
+        if target.startswith("//") or "%5C" in target.upper() or not target.startswith("/"):
+            target = "/"  # browsers would read it as the name of another host
         # In a header, not in the page: nothing of the request is written into HTML.
-        response.headers["Refresh"] = f"0; url={_header_safe(address)}"
+        response.headers["Refresh"] = f"0; url={target}" + (f"?{urlencode(query)}" if query else "")
         response.set_cookie(self._cookie, session, httponly=True, samesite="strict", path="/")
         return response
-
-
-def _header_safe(address: str) -> str:
-    return "".join(c for c in address if " " < c < "\x7f" and c not in ";,\"'") or "/"
 
 
 _WELCOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Powertrain</title>

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import ipaddress
 import os
+import shutil
 import socket
+import tempfile
+import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
 
 import uvicorn
 
@@ -51,21 +57,25 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
             f"The token has {len(options.token)} characters, which can be guessed. Give at least "
             f"{LEAST_TOKEN_LENGTH}, or leave --token out."
         )
+    if not options.token.isascii() or not options.token.isprintable():
+        raise ConfigError(
+            "The token has characters that an address cannot carry. Use letters, digits and signs of ASCII."
+        )
     places = Places(options.root, options.only)
     with listening_socket(options.host, options.port) as listener:
         port = listener.getsockname()[1]
         base = f"http://{_shown_host(options.host)}:{port}/"
-        access = Access(options.token, lambda token: say(f"For another browser: {base}?token={token}"))
+        access = Access(
+            options.token, lambda token: say(f"For another browser: {base}?token={quote(token, safe='')}")
+        )
         names = host_names(options.host)
         app = make_app(places, access, port=port, names=names, can_control=options.can_control)
-        say(f"The dashboard is at {base}?token={access.token}")
+        say(f"The dashboard is at {base}?token={quote(access.token, safe='')}")
         if not is_loopback(options.host):
             say(
                 "The connection is not encrypted: use it in networks that you trust, or through an SSH tunnel."
             )
         say("Ctrl-C ends it.")
-        if options.opens_browser:
-            webbrowser.open(f"{base}?token={access.token}")
         with contextlib.suppress(OSError):
             os.nice(_NICENESS)
         config = uvicorn.Config(
@@ -77,8 +87,33 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
             lifespan="off",
             ws="none",
         )
-        with contextlib.suppress(KeyboardInterrupt):
+        address = f"{base}?token={quote(access.token, safe='')}"
+        browser = opened_browser(address) if options.opens_browser else contextlib.nullcontext()
+        with browser, contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def opened_browser(address: str) -> Iterator[None]:
+    """Open an address with a secret in the user's browser, and remove what that needed at the end of the block.
+
+    The browser gets the name of a file that leads to the address: its command line can be read by all users of the
+    machine. A thread opens it, because a browser within the terminal returns only when it is left.
+    """
+    directory = tempfile.mkdtemp(prefix="powertrain-ui-")  # for this user only
+    page = Path(directory, "dashboard.html")
+    try:
+        page.write_text(_LEADS_ON.format(address=html.escape(address, quote=True)), "utf-8")
+        page.chmod(0o600)
+        threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True).start()
+        yield
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+_LEADS_ON = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Powertrain</title>
+<meta http-equiv="refresh" content="0; url={address}"><p><a href="{address}">Open the dashboard</a></p></html>
+"""
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
