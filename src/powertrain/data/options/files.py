@@ -32,6 +32,13 @@ class FileOptions:
     is_shuffled: bool = False
     seed: int | None = None
 
+    @property
+    def column_key(self) -> str:
+        """Everything that the columns of a path depend on, for cache keys."""
+        chosen = self.partitioning
+        given = None if chosen is None else (chosen.style.value, chosen.base_dir, chosen.field_names)
+        return f"{self.has_partitions}/{given}"
+
 
 def file_options(method: str, given: Mapping[str, Any], hive: bool = True) -> FileOptions:
     """Return the options in the keyword arguments of a reader, and handle its arguments about scheduling.

@@ -41,7 +41,7 @@ class FilteredSource(RememberingSource):
         for number, block in enumerate(facts.blocks):
             rows = int(self._kept(number).sum()) if block.rows else 0
             blocks.append(BlockFacts(rows, block.nbytes * rows // max(block.rows, 1)))
-        condition = str(self._expression)
+        condition = _identity_of(self._expression)
         return facts.derived(
             lambda inner: xxhash.xxh3_128_hexdigest(f"{inner}\0{condition}".encode()), blocks=tuple(blocks)
         )
@@ -57,7 +57,8 @@ class FilteredSource(RememberingSource):
 
     @property
     def cache_key(self) -> str:
-        return f"{self.inspect().fingerprint}/{self._inner.cache_key}"
+        # Also for conditions that the text does not distinguish, such as those on constants of other types.
+        return f"{self.inspect().fingerprint}/{_serialized_hash(self._expression)}/{self._inner.cache_key}"
 
     def name_row(self, block: int, row: int) -> str:
         kept = self._kept(block).nonzero()[0]
@@ -77,6 +78,20 @@ class FilteredSource(RememberingSource):
 
     def publish(self, directory: str) -> Source:
         return _around(self, self._inner.publish(directory))
+
+
+def _identity_of(expression: pc.Expression) -> str:
+    """Return a text that differs for conditions that differ.
+
+    Arrow's own text is the same in all its versions, but leaves out the middle of long lists of values.
+    """
+    text = str(expression)
+    return _serialized_hash(expression) if "..." in text else text
+
+
+def _serialized_hash(expression: pc.Expression) -> str:
+    reduced: Any = expression.__reduce__()
+    return xxhash.xxh3_128_hexdigest(memoryview(reduced[1][0]))
 
 
 def columns_of(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:

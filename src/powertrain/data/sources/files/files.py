@@ -72,6 +72,11 @@ class FilePaths:
         """True when all files are on a disk of this machine."""
         return self.filesystem is None and not any(is_object(path) for path in self.paths)
 
+    @property
+    def cache_key(self) -> str:
+        """The part of a source's cache key that says where files are and which columns their paths give."""
+        return f"{self.paths}/{self.options.column_key}"
+
 
 def file_paths(
     paths: Paths,

@@ -56,7 +56,7 @@ class ImageSource(RememberingSource):
 
     @property
     def cache_key(self) -> str:
-        return f"{self.inspect().fingerprint}/{self._paths.paths}"
+        return f"{self.inspect().fingerprint}/{self._paths.cache_key}"
 
     def _inspect_data(self) -> SourceFacts:
         self._files = find_files(self._paths)

@@ -27,6 +27,7 @@ class LinesSource(TextSource):
         super().__init__(paths, include_paths=include_paths, block_bytes=block_bytes)
         check_encoding(encoding)
         self._encoding, self._drops_empty = encoding, drop_empty_lines
+        self._options_key = f"{encoding}/{drop_empty_lines}"
 
     def _start_of_data(self, number: int, head: bytes) -> int:
         return len(BYTE_ORDER_MARK) if head.startswith(BYTE_ORDER_MARK) else 0

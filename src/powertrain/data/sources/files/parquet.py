@@ -84,7 +84,7 @@ class ParquetSource(RememberingSource):
 
     @property
     def cache_key(self) -> str:
-        return f"{self.inspect().fingerprint}/{self._paths.paths}"
+        return f"{self.inspect().fingerprint}/{self._paths.cache_key}"
 
     # -- inspection
 

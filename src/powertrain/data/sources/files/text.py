@@ -61,9 +61,12 @@ class TextSource(RememberingSource):
 
     @property
     def cache_key(self) -> str:
-        return f"{self.inspect().fingerprint}/{self._paths.paths}"
+        return f"{self.inspect().fingerprint}/{self._paths.cache_key}/{self._block_bytes}/{self._options_key}"
 
     # -- hooks of the formats
+
+    #: The options of the format that rows depend on, for the cache key.
+    _options_key: str = ""
 
     @abstractmethod
     def _start_of_data(self, number: int, head: bytes) -> int:
@@ -207,6 +210,16 @@ class TextSource(RememberingSource):
         return f"{self._files[stretch.file].name}, row {stretch.first_record + row}"
 
 
+def _key_of(*options: Any) -> str:
+    """Return a hash of pyarrow's options, made once in the driver: pickling them again may give other bytes."""
+    import cloudpickle
+
+    try:
+        return xxhash.xxh3_128_hexdigest(cloudpickle.dumps(options))
+    except Exception:  # a handler of the user's may refuse with anything; the name of the object is its own
+        return repr([each.__reduce_ex__(2) for each in options])
+
+
 def _completed(table: pa.Table, wanted: pa.Schema, own: Sequence[str], file: DataFile) -> pa.RecordBatch:
     if not len(wanted):
         return with_rows_only(table.num_rows)
@@ -273,6 +286,7 @@ class CsvSource(TextSource):
             _byte(self._parse_options.quote_char),
             _byte(self._parse_options.escape_char),
         )
+        self._options_key = _key_of(self._read_options, self._parse_options, self._convert_options)
         #: The columns of each file, in its order.
         self._names: tuple[tuple[str, ...], ...] = ()
 
@@ -462,6 +476,7 @@ class JsonSource(TextSource):
     ) -> None:
         super().__init__(paths, include_paths=include_paths, block_bytes=block_bytes)
         self._lines, self._parse_options = lines, parse_options
+        self._options_key = _key_of(lines, parse_options)
         self._keys: tuple[str, ...] = ()
 
     def _inspect_data(self) -> SourceFacts:
