@@ -59,7 +59,7 @@ class CombiningMethods(ColumnMethods):
         others nothing is read. The order is that of the rows; ``random_shuffle()`` afterwards keeps rows together.
 
         Args:
-            *other: Datasets with as many rows. A column with a name that exists gets a number: "x_1".
+            *other: Datasets with as many rows. A column with a name that exists gets a number: "x_1", "x_2".
 
         Returns:
             The new dataset.
@@ -75,8 +75,11 @@ class CombiningMethods(ColumnMethods):
 
         if not other:
             raise DataError("zip() was given no other dataset. Give at least one.")
-        sides = [[part.source for part in picked(_in_order(plan))] for plan in _plans("zip", self, other)]
-        source = ZippedSource(sides)
+        sides = [picked(_in_order(plan)) for plan in _plans("zip", self, other)]
+        source = ZippedSource(
+            [[part.source for part in side.parts] for side in sides],
+            [side.blocks and tuple((block.part, block.index) for block in side.blocks) for side in sides],
+        )
         source.inspect()  # numbers of rows that differ are an error of this line
         return self._of_plan(Plan((Part(source),)))
 

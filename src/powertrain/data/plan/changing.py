@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from powertrain.data.plan import cutting
-from powertrain.data.plan.plan import Inspected, Part, Plan
+from powertrain.data.plan.plan import WHOLE_BLOCK, Block, Inspected, Part, Plan
 from powertrain.data.plan.prepared import seed_of_data
 
 if TYPE_CHECKING:
@@ -41,23 +43,33 @@ def filter_rows(plan: Plan, expression: pc.Expression | Expr) -> Plan:
         return plan.then(FilterComputed(expression))
     if any(part.operations for part in plan.parts):
         return plan.then(FilterExpression(expression))
+    chosen = picked(plan)
     parts = [
-        dataclasses.replace(part, source=FilteredSource(part.source, expression)) for part in picked(plan)
+        dataclasses.replace(part, source=FilteredSource(part.source, expression)) for part in chosen.parts
     ]
-    return dataclasses.replace(plan, parts=tuple(parts), blocks=None)
+    return dataclasses.replace(chosen, parts=tuple(parts))
 
 
-def picked(plan: Plan) -> list[Part]:
-    """Return the parts of a plan as sources of which every block counts."""
+def picked(plan: Plan) -> Plan:
+    """Return a plan of the same rows, in the same order, that uses every block of its sources as a whole."""
     from powertrain.data.sources.picked import PickedSource
 
-    if plan.blocks is None:
-        return list(plan.parts)
+    if plan.blocks is None or any(block.rows == WHOLE_BLOCK for block in plan.blocks):
+        return plan
     chosen = cutting.by_part(plan.blocks)
-    return [
+    parts = [
         dataclasses.replace(part, source=PickedSource(part.source, chosen.get(number, [])))
         for number, part in enumerate(plan.parts)
     ]
+    return dataclasses.replace(plan, parts=tuple(parts), blocks=_order_of_parts(plan.blocks))
+
+
+def _order_of_parts(blocks: Sequence[Block]) -> tuple[Block, ...] | None:
+    """Return ``blocks`` as blocks of sources that have no others; None where the parts follow one another."""
+    if all(one.part <= next_one.part for one, next_one in itertools.pairwise(blocks)):
+        return None
+    counters: dict[int, itertools.count[int]] = defaultdict(itertools.count)
+    return tuple(Block(block.part, next(counters[block.part]), 0, WHOLE_BLOCK) for block in blocks)
 
 
 def sample(inspected: Inspected, kept: int) -> tuple[Plan, Plan]:
@@ -66,7 +78,8 @@ def sample(inspected: Inspected, kept: int) -> tuple[Plan, Plan]:
 
     plan = inspected.plan
     seed = plan.seed if plan.seed is not None else seed_of_data(inspected)
-    parts = picked(plan)
+    chosen = picked(plan)
+    parts = chosen.parts
     counts = [sum(block.rows for block in part.source.inspect().blocks) for part in parts]
     halves = []
     for complement in (False, True):
@@ -76,7 +89,7 @@ def sample(inspected: Inspected, kept: int) -> tuple[Plan, Plan]:
             )
             for part, count, take in zip(parts, counts, cutting.shares(counts, kept), strict=True)
         ]
-        halves.append(dataclasses.replace(plan, parts=tuple(sampled), blocks=None))
+        halves.append(dataclasses.replace(chosen, parts=tuple(sampled)))
     return halves[0], halves[1]
 
 

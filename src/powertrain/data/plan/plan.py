@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: In-memory data of up to this many rows is permuted row by row; larger data like files, block by block.
 MOST_PERMUTED_ROWS = 2**24
+#: In place of a number of rows: all rows of a block, which are counted when its source is inspected.
+WHOLE_BLOCK = -1
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Plan:
     """A lazy dataset. Nothing is read to make one or to change one."""
 
     parts: tuple[Part, ...]
-    #: The blocks in use; None for all of all sources, in order.
+    #: The blocks in use, all or none of them a ``WHOLE_BLOCK``; None for all of all sources, in order.
     blocks: tuple[Block, ...] | None = None
     #: True for shuffled rows, and the seed; None draws one when it is first needed.
     shuffled: bool = False
@@ -73,6 +75,10 @@ class Plan:
                 Block(number, index, 0, found.rows)
                 for number, fact in enumerate(facts)
                 for index, found in enumerate(fact.blocks)
+            )
+        elif any(block.rows == WHOLE_BLOCK for block in blocks):
+            blocks = tuple(
+                replace(block, rows=facts[block.part].blocks[block.index].rows) for block in blocks
             )
         earlier = tuple(fact.earlier or fact.fingerprint for fact in facts)
         return Inspected(self, blocks, tuple(fact.fingerprint for fact in facts), earlier)

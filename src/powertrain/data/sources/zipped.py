@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,27 +16,36 @@ from powertrain.data.sources.remembering import RememberingSource
 from powertrain.errors import DataError
 
 
-class _Side:
-    """The rows of some sources, one after the other, by their numbers."""
+#: (source, block) of each block of a side; None for all of them, one source after the other.
+BlockOrder = Sequence[tuple[int, int]] | None
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self.sources = tuple(sources)
+
+class _Side:
+    """The rows of some sources by their numbers: one source after the other, or blocks in a given order."""
+
+    def __init__(self, sources: Sequence[Source], order: BlockOrder = None) -> None:
+        self.sources, self.order = tuple(sources), order
         self.blocks: list[tuple[int, int, BlockFacts]] = []
         self.firsts = np.zeros(1, np.int64)
 
     def inspect(self) -> list[SourceFacts]:
         facts = [source.inspect() for source in self.sources]
-        self.blocks = [
-            (number, index, block)
-            for number, fact in enumerate(facts)
-            for index, block in enumerate(fact.blocks)
-        ]
+        order = self.order
+        if order is None:
+            order = [
+                (number, index) for number, fact in enumerate(facts) for index in range(len(fact.blocks))
+            ]
+        self.blocks = [(number, index, facts[number].blocks[index]) for number, index in order]
         self.firsts = np.cumsum([0, *(block.rows for _, _, block in self.blocks)], dtype=np.int64)
         return facts
 
     @property
     def rows(self) -> int:
         return int(self.firsts[-1])
+
+    @property
+    def in_memory(self) -> bool:
+        return all(source.in_memory for source in self.sources)
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield rows ``start`` to before ``stop``, in order. A block is read from its beginning."""
@@ -63,13 +73,14 @@ class _Side:
 class ZippedSource(RememberingSource):
     """Columns of several sides, which have as many rows each; a side is some sources one after the other.
 
-    Blocks are those of the side with the fewest, so that blocks of the others are read about once. A column whose name
-    an earlier side has gets a number: "x_1" of the second side.
+    Blocks are those of the side with the fewest, so that blocks of the others are read about once; sides in memory do
+    not count unless all are. A column whose name an earlier side has gets the first free number: "x_1", "x_2".
     """
 
-    def __init__(self, sides: Sequence[Sequence[Source]]) -> None:
+    def __init__(self, sides: Sequence[Sequence[Source]], orders: Sequence[BlockOrder] | None = None) -> None:
         super().__init__()
-        self._sides = [_Side(sources) for sources in sides]
+        given = orders or [None] * len(sides)
+        self._sides = [_Side(sources, order) for sources, order in zip(sides, given, strict=True)]
         everything = [source for sources in sides for source in sources]
         self._inners = tuple(everything)
         self.in_memory = all(source.in_memory for source in everything)
@@ -88,16 +99,21 @@ class ZippedSource(RememberingSource):
                 f"zip() needs datasets with the same number of rows, and these have {', '.join(map(str, rows))}. Use "
                 "limit() to make them equal."
             )
-        self._leading = min(range(len(rows)), key=lambda number: len(self._sides[number].blocks))
+        # Rows in memory, often one block, can be cut anywhere at no cost.
+        self._leading = min(
+            range(len(rows)),
+            key=lambda number: (self._sides[number].in_memory, len(self._sides[number].blocks)),
+        )
         self._columns, fields = {}, []
         for number, side in enumerate(facts):
             schema = side[0].schema
             for other in side[1:]:
                 schema = widened(schema, other.schema)
             for field in schema:
-                name = field.name
-                while name in self._columns:
-                    name = f"{field.name}_{number}" if name == field.name else f"{name}_{number}"
+                names = (f"{field.name}_{suffix}" for suffix in itertools.count(1))
+                name = next(
+                    name for name in itertools.chain([field.name], names) if name not in self._columns
+                )
                 self._columns[name] = (number, field.name)
                 fields.append(field.with_name(name))
         per_row = [
@@ -107,7 +123,7 @@ class ZippedSource(RememberingSource):
             BlockFacts(block.rows, int(block.rows * sum(per_row)))
             for _, _, block in self._sides[self._leading].blocks
         )
-        joined = "/".join("+".join(fact.fingerprint for fact in side) for side in facts)
+        joined = "/".join("+".join(fact.fingerprint for fact in side) for side in facts) + self._order_key()
         digest = xxhash.xxh3_128_hexdigest(f"zip/{joined}".encode())
         return SourceFacts(blocks, pa.schema(fields), digest)
 
@@ -132,9 +148,14 @@ class ZippedSource(RememberingSource):
             typed = [_as(array, field.type) for array, field in zip(arrays, wanted, strict=True)]
             yield pa.RecordBatch.from_arrays(typed, schema=wanted)
 
+    def _order_key(self) -> str:
+        orders = [side.order for side in self._sides]
+        return f"/{orders}" if any(order is not None for order in orders) else ""
+
     @property
     def cache_key(self) -> str:
-        return f"zip/{'/'.join(source.cache_key for source in self._inners)}"
+        sides = ["+".join(source.cache_key for source in side.sources) for side in self._sides]
+        return f"zip/{'/'.join(sides)}{self._order_key()}"
 
     def name_row(self, block: int, row: int) -> str:
         self.inspect()
