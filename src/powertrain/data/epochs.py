@@ -249,7 +249,7 @@ class EpochReader:
         self._next = Position.at(start, start.epoch + 1, 0)
         iterator = EpochIterator(self, loader, start, cut, hand_out, by_row)
         iterator.before = before
-        if start == self._resumed_at and start.position > 0 and not by_row:
+        if start == self._resumed_at and not start.is_beginning and start.position >= 0 and not by_row:
             iterator.resumed = self._resumed_epoch(start, cut)
         self._live = weakref.ref(iterator)
         return iterator
@@ -263,7 +263,7 @@ class EpochReader:
         """Return the position that reading begins at: ``at``, in the order that the options request."""
         if seed is not None and seed != at.seed:
             at = at.with_seed(seed)
-        if at.position == 0:  # an epoch under way continues in its own order
+        if at.is_beginning:  # an epoch under way continues in its own order
             at = replace(at, shuffle=self.prepared.shuffle if cut.shuffle is None else cut.shuffle)
         return at
 
@@ -301,7 +301,8 @@ class EpochReader:
         self.execution.is_whole = True
         at = iterator.position
         carried = after_epoch(self.prepared.rows, at.position, cut.global_batch, cut.tail)
-        self._next = Position.at(at, at.epoch + 1, carried)
+        skip, step = (at.skip, at.step) if carried else (0, 0)
+        self._next = Position.at(at, at.epoch + 1, carried, skip, step)
 
     # -- state shared by epochs
 
@@ -452,7 +453,7 @@ class EpochIterator(Generic[T]):
         self._reader.weight = ready.weight
         self._reader.hooks.began(ready.weight if self._reader.is_split else None)
         self.position = self._reader.reached_position = Position.at(
-            self.position, self.position.epoch, ready.position
+            self.position, self.position.epoch, ready.position, ready.skip, ready.step
         )
         return batch
 

@@ -73,6 +73,9 @@ class ReadyBatch(Generic[T]):
     weight: float
     rows: int
     nbytes: int
+    #: Rows made from ``position`` on, read ``step`` slots at a time, that are handed out as well.
+    skip: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
 #: Version of the format of a saved position.
 VERSION = 1
+#: Fields that are left out of a saved position where they say nothing.
+_OPTIONAL = {"skip", "step"}
 
 
 @dataclass(frozen=True)
 class Position:
     """The position of the next iteration: ``position`` slots of ``epoch`` are consumed.
 
-    A negative position means rows of the previous epoch that were carried into this one.
+    A negative position means rows of the previous epoch that were carried into this one. Where batches are filled up
+    with the rows that functions have made, ``skip`` of those made from ``position`` on are consumed as well.
     """
 
     epoch: int
@@ -32,6 +35,9 @@ class Position:
     fingerprint: str
     rows: int
     v: int = VERSION
+    #: Rows made from ``position`` on, read ``step`` slots at a time, that are consumed; 0 and 0 where there are none.
+    skip: int = 0
+    step: int = 0
 
     @classmethod
     def beginning(cls, prepared: Prepared, epoch: int = 0) -> Position:
@@ -47,13 +53,18 @@ class Position:
         )
 
     @classmethod
-    def at(cls, other: Position, epoch: int, position: int) -> Position:
+    def at(cls, other: Position, epoch: int, position: int, skip: int = 0, step: int = 0) -> Position:
         """Return another position in the same data."""
-        return replace(other, epoch=epoch, position=position)
+        return replace(other, epoch=epoch, position=position, skip=skip, step=step)
+
+    @property
+    def is_beginning(self) -> bool:
+        """True where nothing of the epoch is consumed and nothing is carried into it."""
+        return self.position == 0 and self.skip == 0
 
     def with_seed(self, seed: int) -> Position:
         """Return the same position in another order. Refused in mid-epoch, where rows would be lost."""
-        if self.position != 0:
+        if not self.is_beginning:
             raise DataError(
                 f"The current epoch was started with seed {self.seed} and cannot continue with seed {seed}: rows would "
                 "be lost. Give the same seed again."
@@ -62,7 +73,8 @@ class Position:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: at most 400 bytes as JSON."""
-        return {"v": self.v, **{name: value for name, value in asdict(self).items() if name != "v"}}
+        left_out = {"v"} if self.skip else {"v", *_OPTIONAL}
+        return {"v": self.v, **{name: value for name, value in asdict(self).items() if name not in left_out}}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any], name: str) -> Position:
@@ -71,7 +83,8 @@ class Position:
             state = dict(state) if isinstance(state, Mapping) else {}
         except ODD:
             state = {}
-        if set(state) != set(cls.__dataclass_fields__):
+        fields = set(cls.__dataclass_fields__)
+        if set(state) not in (fields, fields - _OPTIONAL):
             raise DataError(
                 f"The position for the dataset {name!r} is not one that state_dict() has given: {shown(state)}. "
                 "Hand over what state_dict() returned, unchanged."
@@ -81,12 +94,14 @@ class Position:
                 f"The position for the dataset {name!r} has form {shown(state['v'])}, and this version of Powertrain "
                 f"knows form {VERSION} only. Use the version that wrote it, or start the epoch again."
             )
-        numbers = [state[name] for name in ("epoch", "position", "seed", "lanes", "rows")]
+        consumed = [state.get(name, 0) for name in sorted(_OPTIONAL)]
+        numbers = [*(state[name] for name in ("epoch", "position", "seed", "lanes", "rows")), *consumed]
         plain = all(
             isinstance(number, int) and not isinstance(number, bool) and abs(number) < 2**64
             for number in numbers
         )
-        if not plain or state["epoch"] < 0 or state["lanes"] < 1 or not _is_shuffle(state["shuffle"]):
+        is_within = plain and state["epoch"] >= 0 and state["lanes"] >= 1 and min(consumed) >= 0
+        if not is_within or any(consumed) != all(consumed) or not _is_shuffle(state["shuffle"]):
             raise DataError(
                 f"The position for the dataset {name!r} has values that state_dict() does not give: "
                 f"{shown(state)}. Hand over what state_dict() returned, unchanged."

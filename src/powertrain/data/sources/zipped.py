@@ -15,7 +15,6 @@ from powertrain.data.sources.plain import with_rows_only
 from powertrain.data.sources.remembering import RememberingSource
 from powertrain.errors import DataError
 
-
 #: (source, block) of each block of a side; None for all of them, one source after the other.
 BlockOrder = Sequence[tuple[int, int]] | None
 
