@@ -30,7 +30,7 @@ def limit_rows(reader: PlanReader, limit: int) -> Plan:
     if limit >= inspected.rows:
         return plan
     if plan.shuffled:
-        return sample(inspected, limit)[0]
+        return sample(_exact(reader, plan).inspected(), limit)[0]
     return dataclasses.replace(plan, blocks=cutting.between(inspected.blocks, 0, limit))
 
 
@@ -137,18 +137,23 @@ def repartition(reader: PlanReader, num_blocks: int | None, target_rows: int | N
 
 def _countable(reader: PlanReader) -> Plan:
     """Return the same rows in a fixed order and exactly counted, so that row numbers mean something."""
-    if reader.plan.is_plain and reader.plan.inspected().is_exact:
+    inspected = reader.plan.inspected()
+    if reader.plan.is_plain and inspected.is_exact and not inspected.has_row_numbers:
         return reader.plan
     return reader.materialize()
 
 
 def _exact(reader: PlanReader, plan: Plan) -> Plan:
     """Return ``plan`` exactly counted, its rows in the order of its blocks: materialized where functions change the
-    number of rows, or where it is a mixture."""
-    if plan.inspected().is_exact and plan.mixture is None:
+    number of rows, where columns hold their numbers, or where it is a mixture."""
+    inspected = plan.inspected()
+    if inspected.is_exact and not inspected.has_row_numbers and plan.mixture is None:
         return plan
     source = reader if plan is reader.plan else PlanReader(plan)
-    return shuffle_like(source.materialize(), plan)
+    sizes = None
+    if inspected.is_exact and plan.mixture is None:
+        sizes = [block.rows for block in inspected.blocks if block.rows]
+    return shuffle_like(source.materialize(sizes=sizes), plan)
 
 
 def _pieces(plan: Plan, counted: Plan, cuts: Sequence[int]) -> list[Plan]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from powertrain.data.arguments import column_name, seed_number, shown
+from powertrain.data.arguments import column_name, flag, seed_number, shown
 from powertrain.data.expressions.arrow import arrow_type
 from powertrain.data.expressions.expr import (
     Called,
@@ -181,7 +181,8 @@ def download(uri_column_name: str, *, filesystem: Any = None) -> Downloaded:
 def monotonically_increasing_id() -> OfRow:
     """Return the number of the row in the stored data: unique, and the same at any number of ranks.
 
-    Rows that a function makes of one row have its number plus multiples of 2^40.
+    Rows that a function makes of one row have its number plus multiples of 2^40. A split, a sample or another order of
+    blocks afterwards computes and keeps the rows first, as ``materialize()`` does, so that each keeps its number.
 
     Example::
 
@@ -194,17 +195,19 @@ def random(*, seed: int | None = None, reseed_after_execution: bool = True) -> O
     """Return a random number from 0 to before 1 for each row, which follows from row, epoch and seed.
 
     Args:
-        seed: Distinguishes several such columns; the dataset's own seed is part of the number too.
-        reseed_after_execution: Accepted for compatibility: numbers differ from epoch to epoch.
+        seed: Columns of the same seed in one call have the same numbers; the dataset's own seed is part of them too.
+        reseed_after_execution: With False and a seed the numbers follow from seed and row alone: they are the same in
+            every epoch and every reading. By default they differ from epoch to epoch, and after a split.
 
     Raises:
-        DataError: ``seed`` is not a whole number.
+        DataError: ``seed`` is not a whole number, or ``reseed_after_execution`` not True or False.
 
     Example::
 
         dataset.filter(random() < 0.1)
     """
-    return OfRow("random", seed_number("seed", seed))
+    number, is_redrawn = seed_number("seed", seed), flag("reseed_after_execution", reseed_after_execution)
+    return OfRow("random", number, is_fixed=number is not None and not is_redrawn)
 
 
 def uuid() -> OfRow:

@@ -49,7 +49,7 @@ class Expr:
         return Computed(function, (self, *map(as_expr, others)), options)
 
     def _by(self, fn: Callable[[Any], Any]) -> Expr:
-        return Called(fn, (self,))
+        return Called(fn, (self,), is_by_row=True)
 
     # -- operators
 
@@ -450,6 +450,8 @@ class Called(Expr):
     #: Arguments of the constructor, where ``fn`` is a class.
     constructor_args: tuple[Any, ...] = ()
     constructor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    #: True where each value follows from its own row alone.
+    is_by_row: bool = False
 
     def __repr__(self) -> str:
         return f"{getattr(self.fn, '__name__', 'udf')}({', '.join(map(repr, self.parts()))})"
@@ -479,6 +481,8 @@ class OfRow(Expr):
 
     kind: str
     seed: int | None = None
+    #: True where it is the same in every epoch and every reading.
+    is_fixed: bool = False
 
     def __repr__(self) -> str:
         return f"{self.kind}()"

@@ -152,7 +152,7 @@ class ListNamespace(_Namespace):
 
     def slice(self, start: int = 0, stop: int | None = None, step: int = 1) -> Expr:
         """Return the values from ``start`` to before ``stop``."""
-        return self._by(lambda values: _mapped(values, lambda each: each[start:stop:step]))
+        return self._by(lambda values: _mapped(values, lambda each: each[start:stop:step], _list_type))
 
     def __getitem__(self, key: Any) -> Expr:
         if isinstance(key, builtins.slice):
@@ -166,12 +166,18 @@ class ListNamespace(_Namespace):
                 f".list.sort(order={shown(order)}, null_placement={shown(null_placement)}) is unknown. Use 'ascending' "
                 "or 'descending', and 'at_start' or 'at_end'."
             )
-        return self._by(lambda values: _mapped(values, lambda each: _sorted(each, order, null_placement)))
+        return self._by(
+            lambda values: _mapped(values, lambda each: _sorted(each, order, null_placement), _list_type)
+        )
 
     def flatten(self) -> Expr:
         """Return the values of the inner lists in one list."""
         return self._by(
-            lambda values: _mapped(values, lambda each: [one for inner in each for one in inner or ()])
+            lambda values: _mapped(
+                values,
+                lambda each: [one for inner in each for one in inner or ()],
+                lambda kind: _list_type(kind.value_type),
+            )
         )
 
 
@@ -182,7 +188,7 @@ class ArrayNamespace(_Namespace):
 
     def to_list(self) -> Expr:
         """Return them as lists of any length."""
-        return self._by(lambda values: _mapped(values, list))
+        return self._by(lambda values: _mapped(values, list, _list_type))
 
 
 class StructNamespace(_Namespace):
@@ -209,11 +215,13 @@ class MapNamespace(_Namespace):
 
     def keys(self) -> Expr:
         """Return the keys, as a list."""
-        return self._by(lambda values: _mapped(values, lambda each: [key for key, _ in each]))
+        return self._by(lambda values: _mapped(values, lambda each: [key for key, _ in each], _keys_type))
 
     def values(self) -> Expr:
         """Return the values, as a list."""
-        return self._by(lambda values: _mapped(values, lambda each: [value for _, value in each]))
+        return self._by(
+            lambda values: _mapped(values, lambda each: [value for _, value in each], _values_type)
+        )
 
 
 class DateNamespace(_Namespace):
@@ -262,14 +270,39 @@ class DateNamespace(_Namespace):
         return self._of("round_temporal", ("RoundTemporalOptions", {"unit": unit}))
 
 
-def _mapped(values: Any, function: Callable[[Any], Any]) -> Any:
+def _mapped(values: Any, function: Callable[[Any], Any], type_of: Callable[[Any], Any]) -> Any:
+    """Return the results for all values. ``type_of`` derives their type from that of the values: found from the
+    results it would differ between pieces of the data, where one holds only nulls or empty lists."""
     import pyarrow as pa
 
-    return pa.array([None if value is None else function(value) for value in values.to_pylist()])
+    kind = None if pa.types.is_null(values.type) else type_of(values.type)
+    return pa.array([None if value is None else function(value) for value in values.to_pylist()], kind)
+
+
+def _list_type(kind: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.null() if pa.types.is_null(kind) else pa.list_(kind.value_type)
+
+
+def _keys_type(kind: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.list_(kind.key_type)
+
+
+def _values_type(kind: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.list_(kind.item_type)
 
 
 def _item(values: Any, index: int) -> Any:
-    return _mapped(values, lambda each: each[index] if -len(each) <= index < len(each) else None)
+    return _mapped(
+        values,
+        lambda each: each[index] if -len(each) <= index < len(each) else None,
+        lambda kind: kind.value_type,
+    )
 
 
 def _sorted(values: list[Any], order: str, null_placement: str) -> list[Any]:

@@ -42,7 +42,9 @@ def open_epoch(loader: Loader, start: Position, cut: Cut[Any], fills: bool) -> O
     raw: Cut[Any] = replace(cut, python_text=False, global_batch=start.step or cut.global_batch)
     raw = replace(raw, convert=_unchanged)
     pipeline = loader.epoch(start.epoch, start.position, raw)
-    return OpenEpoch(_filled(pipeline, cut, _Progress(start.position, raw.global_batch), start.skip), pipeline)
+    return OpenEpoch(
+        _filled(pipeline, cut, _Progress(start.position, raw.global_batch), start.skip), pipeline
+    )
 
 
 def first_batch(epoch: OpenEpoch) -> ReadyBatch[Any] | None:

@@ -39,6 +39,8 @@ class Setting:
     epoch: int
     #: Number of the operation in the dataset: two of them draw different numbers for the same row.
     position: int
+    #: Number of the function in the operation, where that has several.
+    ordinal: int = 0
     #: True in a process that does one call at a time: the global generators belong to that call, and are seeded for it.
     own_process: bool = False
     #: ``[function(item) for item in items]``, on several threads where available.
@@ -49,6 +51,7 @@ class Setting:
     def words(self, number: int, copy: int) -> bytes:
         """Return 16 random bytes of row ``number``, or of the ``copy``-th row that was made from it."""
         key = f"{self.seed}/{self.epoch}/{self.position}/{number}/{copy}"
+        key += f"/{self.ordinal}" if self.ordinal else ""
         return hashlib.blake2b(key.encode(), digest_size=16, person=b"powertrain.rng").digest()
 
 

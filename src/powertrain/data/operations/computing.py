@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from powertrain.data.expressions.expr import (
 )
 from powertrain.data.operations.calls import Call, FunctionFailed, Setting, defined_at
 from powertrain.data.operations.columns import check_columns
-from powertrain.data.operations.functions import kept_rows
+from powertrain.data.operations.functions import BATCH_SIZE, kept_rows
 from powertrain.data.operations.operation import Applied, Apply, Operation, RowPiece
 from powertrain.data.operations.returned import quoted
 from powertrain.data.rows.rows import Rows
@@ -48,6 +48,14 @@ class ComputeColumns(Operation):
     @property
     def name(self) -> str:
         return f"{self.verb}({quoted(name for name, _ in self.columns)})"
+
+    @property
+    def batch_size(self) -> int | None:
+        return _batch_size([expr for _, expr in self.columns])
+
+    @property
+    def keeps_row_numbers(self) -> bool:
+        return any(_is_of_number(each) for _, expr in self.columns for each in expr.walk())
 
     def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
         if self.only:
@@ -114,6 +122,10 @@ class FilterComputed(Operation):
     def keeps_count(self) -> bool:
         return False
 
+    @property
+    def batch_size(self) -> int | None:
+        return _batch_size([self.expression])
+
     def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
         return columns
 
@@ -133,14 +145,27 @@ class FilterComputed(Operation):
         return kept_rows(piece.rows, stays)
 
 
+def _batch_size(expressions: Sequence[Expr]) -> int | None:
+    """Return the rows that functions of the user get at a time: never those of a rank or of a batch."""
+    called = (each for expr in expressions for each in expr.walk() if isinstance(each, Called))
+    return BATCH_SIZE if any(not each.is_by_row for each in called) else None
+
+
+def _is_of_number(expr: Expr) -> bool:
+    """Return True for a value that follows from the number of the row alone."""
+    return isinstance(expr, OfRow) and (expr.kind == "monotonically_increasing_id" or expr.is_fixed)
+
+
 class Evaluation:
     """Computes expressions in one process: functions of the user are made ready once."""
 
     def __init__(self, name: str, expressions: Sequence[Expr]) -> None:
         self._name = name
-        self._calls = {
-            id(each): _ready(each) for expr in expressions for each in expr.walk() if isinstance(each, Called)
-        }
+        nodes = {id(each): each for expr in expressions for each in expr.walk()}
+        self._calls = {name: _ready(each) for name, each in nodes.items() if isinstance(each, Called)}
+        drawing = [name for name, each in nodes.items() if isinstance(each, (Called, OfRow))]
+        #: Several functions of one operation draw different numbers.
+        self._ordinals = {name: ordinal for ordinal, name in enumerate(drawing)}
 
     def array(self, expr: Expr, piece: RowPiece, setting: Setting) -> Any:
         """Return the values of an expression for the rows of a piece, as an Arrow array."""
@@ -181,10 +206,14 @@ class Evaluation:
                 self._name, expr, self._value(expr.column_expr, piece, setting), piece, setting
             )
         if isinstance(expr, OfRow):
-            return _of_rows(expr, piece, setting)
+            return _of_rows(expr, piece, self._own(expr, setting))
         raise DataError(
             f"{self._name} cannot compute {expr!r}, which only select_columns() takes. Name the columns."
         )
+
+    def _own(self, expr: Expr, setting: Setting) -> Setting:
+        """Return the setting of one function of the operation."""
+        return replace(setting, ordinal=self._ordinals[id(expr)])
 
     def _column(self, name: str, rows: Rows) -> Any:
         from powertrain.data.rows.to_arrow import arrow_of
@@ -196,7 +225,7 @@ class Evaluation:
         call, numbers = self._calls[id(expr)], piece.rows.numbers
         operands = [_one(self._value(each, piece, setting)) for each in expr.operands]
         keywords = {name: _one(self._value(each, piece, setting)) for name, each in expr.kwargs.items()}
-        returned = call((operands, keywords), setting, numbers, piece.copy(0))
+        returned = call((operands, keywords), self._own(expr, setting), numbers, piece.copy(0))
         found = _as_array(call, returned, expr.result_type, numbers)
         if len(found) != len(numbers):
             raise call.returned(f"it returned {len(found)} values for {len(numbers)} rows", numbers)
@@ -293,6 +322,10 @@ def _of_rows(expr: OfRow, piece: RowPiece, setting: Setting) -> Any:
     if expr.kind == "uuid":
         words = (setting.words(int(n), int(c)) for n, c in zip(numbers, copies, strict=True))
         return pa.array([str(uuid.UUID(bytes=word, version=4)) for word in words])
+    if expr.is_fixed:
+        setting = Setting(0, 0, 0)
+    elif expr.seed is not None:  # the seed distinguishes such columns
+        setting = replace(setting, ordinal=0)
     key = setting.words(-1 if expr.seed is None else expr.seed, 0)
     state = np.frombuffer(key[:8], "<u8")[0]
     mixed = _scrambled(_scrambled(numbers.astype(np.uint64) ^ state) ^ copies.astype(np.uint64))

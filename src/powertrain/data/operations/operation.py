@@ -55,6 +55,11 @@ class Operation(ABC):
         return None
 
     @property
+    def keeps_row_numbers(self) -> bool:
+        """True when rows hold values, the same in every epoch, that follow from their numbers in the dataset."""
+        return False
+
+    @property
     def concurrency(self) -> int:
         """Number of processes of a node that run it; 0 for the prefetching threads."""
         return 0

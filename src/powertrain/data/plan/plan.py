@@ -159,6 +159,11 @@ class Inspected:
         """True when every source row yields exactly one row: no opaque filter, no count-changing map."""
         return all(operation.keeps_count for part in self.plan.parts for operation in part.operations)
 
+    @property
+    def has_row_numbers(self) -> bool:
+        """True when rows hold values that follow from their numbers, which another choice of blocks would change."""
+        return any(operation.keeps_row_numbers for part in self.plan.parts for operation in part.operations)
+
     def schema(self) -> pa.Schema:
         """Return the schema of the first part's source; that after operations is only known by running them."""
         return self.plan.parts[0].source.inspect().schema

@@ -50,10 +50,11 @@ class TorchDatasets:
             unsqueeze_feature_tensors: Let each feature of one number be a column of (rows, 1) before concatenation.
 
         Returns:
-            The dataset; each iteration over it is one epoch.
+            The dataset; each iteration over it is one epoch. In a ``DataLoader`` it needs ``num_workers`` of 0 or 1.
 
         Raises:
-            DataError: There is no such column, or an argument has a wrong value.
+            DataError: There is no such column, or an argument has a wrong value; while iterating, in a ``DataLoader``
+                with several workers.
         """
         if isinstance(feature_column_dtypes, (Mapping, list, tuple)):
             raise DataError(
@@ -89,13 +90,20 @@ class TorchDatasets:
 @functools.cache
 def _iterable_class() -> Any:
     """Return the class of the datasets, made once: a class of each call would keep its rows for longer."""
-    from torch.utils.data import IterableDataset
+    from torch.utils.data import IterableDataset, get_worker_info
 
     class TorchRows(IterableDataset[Any]):
         def __init__(self, parts: Callable[[], Iterator[tuple[Any, Any]]]) -> None:
             self._parts = parts
 
         def __iter__(self) -> Iterator[tuple[Any, Any]]:
+            worker = get_worker_info()
+            if worker is not None and worker.num_workers > 1:
+                raise DataError(
+                    f"The dataset of to_torch() is in a DataLoader with num_workers={worker.num_workers}, and each of "
+                    "them would read every row. Use num_workers=0: batches are prepared ahead on threads in any case, "
+                    "and map_batches(concurrency=...) runs functions in processes."
+                )
             return self._parts()
 
     return TorchRows
