@@ -154,6 +154,47 @@ def test_large_mixtures_are_resolved_where_they_are_read() -> None:
         assert order.slots(int(number), np.array([row])).tolist() == [slot]
 
 
+def test_weights_that_are_far_apart_leave_no_slot_without_a_row() -> None:
+    order = Interleaving((10, 10**9), [0.999999999, 1e-9])
+    slots = np.arange(5 * 10**8, 5 * 10**8 + 4000)
+    components, rows = order.components(slots)
+    assert set(components.tolist()) == {1}
+    assert rows.tolist() == (slots - 10).tolist()
+
+
+def test_the_rows_that_functions_leave_count_for_the_weights() -> None:
+    few = data.range(1000).filter(lambda row: row["id"] % 10 == 0)
+    many = data.range(1000).flat_map(lambda row: [{"id": -1 - row["id"]}] * 2)
+    mixed = few.mix(many, weights=[1, 1])
+    assert mixed.count() == 2100
+    ids = [row["id"] for row in mixed.take_all()]
+    assert sum(each >= 0 for each in ids[:200]) == 100
+    shuffled = few.random_shuffle(seed=1).mix(data.range(100), weights=[1, 1]).iter_batches(batch_size=200)
+    assert len({tuple(batch["id"].tolist()) for _ in range(2) for batch in shuffled}) == 2
+
+
+def test_rows_of_a_mixture_are_computed_about_once_by_each_rank(tmp_path: Path) -> None:
+    """A rank has rows of all lanes in each step, and results wait until the lane's next rows are needed."""
+    computed = []
+
+    def note(batch: dict[str, Any]) -> dict[str, Any]:
+        computed.append(len(batch["id"]))
+        return batch
+
+    parts = [component([50] * 32, number, shuffled=True) for number in range(2)]
+    mixed = parts[0].mix(parts[1]).map_batches(note, batch_size=25)
+    with shards(mixed.plan, 16, tmp_path) as ranks:
+        rows = sum(len(batch["id"]) for batch in ranks[0].iter_batches(batch_size=7))
+    assert rows > 0
+    assert sum(computed) <= 3200
+
+
+def test_a_local_shuffle_of_a_mixture_is_refused() -> None:
+    mixed = data.range(10).mix(data.range(10))
+    with pytest.raises(DataError, match="local_shuffle_buffer_size=5 cannot shuffle a mixture"):
+        mixed.iter_batches(local_shuffle_buffer_size=5)
+
+
 def test_the_shortest_component_can_end_a_mixture() -> None:
     assert shortened_counts([10, 100], [1.0, 2.0]) == (10, 19)
     assert shortened_counts([0, 100], [1.0, 2.0]) == (0, 0)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
-from powertrain.data.arguments import whole
+from powertrain.data.arguments import shown, whole
 from powertrain.data.batch_arguments import LARGEST_BATCH, checked_tail, rows_of_rank
 from powertrain.data.batching import UNWATCHED, T, TimedLoader
 from powertrain.data.loading.early_ends import EarlyEnds, is_peek
@@ -136,6 +136,11 @@ class EpochReader:
             size = rows_of_rank(batch_size) * self.ranks
         prefetch = whole("prefetch_batches", prefetch, 0)
         shuffle = None
+        if window is not None and self.prepared.shuffle == "mix":
+            raise DataError(
+                f"local_shuffle_buffer_size={shown(window)} cannot shuffle a mixture, whose order its weights fix. "
+                "Shuffle the datasets before: one.random_shuffle().mix(other.random_shuffle(), weights=...)."
+            )
         if window is not None:
             window = min(whole("local_shuffle_buffer_size", window, 1), max(self.prepared.rows, 1))
             shuffle = window if self.prepared.shuffle == "none" else None

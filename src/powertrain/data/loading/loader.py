@@ -15,6 +15,7 @@ import numpy as np
 from powertrain.data.loading.pipeline import Pipeline
 from powertrain.data.loading.reader import LocatedSlots, RowReader, name_row
 from powertrain.data.options.context import memory_limit
+from powertrain.data.plan.mixing import MixedOrder
 from powertrain.data.plan.order import EpochOrder, Ints, Shuffle, part_of, steps_left
 from powertrain.data.plan.plan import Inspected, Part, Plan
 from powertrain.data.plan.prepared import Prepared, prepare_alone
@@ -194,6 +195,8 @@ class Loader:
         """Return this rank's batches from ``position`` to the end of an epoch, as lists of :class:`ReadyBatch`."""
         order = self.order(epoch, cut.shuffle)
         mine = min(order.lanes, order.lanes // self.world_size + 2) if cut.global_batch >= order.lanes else 0
+        if isinstance(order, MixedOrder):  # each rank's part of a step has rows of all lanes
+            mine = order.lanes
         open_at_once = 2 * (mine or order.lanes) + 8
         self._reader.expect(open_at_once, open_at_once)
         steps = self._steps(epoch, position, cut)

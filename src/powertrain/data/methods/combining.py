@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from powertrain.data.arguments import number, shown, values_of
 from powertrain.data.consuming import PlanReader
 from powertrain.data.methods.columns import ColumnMethods
-from powertrain.data.plan.changing import picked
+from powertrain.data.operations.functions import MapBatches
+from powertrain.data.plan.changing import picked, shuffle_like
 from powertrain.data.plan.mixing import LONGEST, SHORTEST
 from powertrain.data.plan.plan import Part, Plan
 from powertrain.data.plan.plan import mix as mixture_of
@@ -93,7 +95,9 @@ class CombiningMethods(ColumnMethods):
 
         Every stretch of it has rows of each dataset in proportion to the weights, as long as they last. The order
         follows from weights and numbers of rows alone: a run can resume in it at any number of ranks. Datasets that
-        are shuffled stay so, each within itself, anew for each epoch.
+        are shuffled stay so, each within itself, anew for each epoch. Rows of a dataset with ``filter()`` by a function
+        or ``flat_map()`` are computed and kept first as ``materialize()`` does, because their number counts; of
+        ``map_batches()`` the rows that it is given count.
 
         Args:
             *other: Datasets with the same columns.
@@ -112,7 +116,7 @@ class CombiningMethods(ColumnMethods):
 
             web.mix(books, code, weights=[0.7, 0.2, 0.1])
         """
-        plans = [_without_mixture(plan) for plan in _plans("mix", self, other)]
+        plans = [_counted(_without_mixture(plan)) for plan in _plans("mix", self, other)]
         shares = _checked_weights(weights, len(plans))
         return self._of_plan(mixture_of(plans, shares, _checked_end(stopping_condition)))
 
@@ -129,6 +133,16 @@ def _plans(method: str, first: ReadableDataset, others: Sequence[Any]) -> list[P
 def _without_mixture(plan: Plan) -> Plan:
     """Return a plan with blocks in the order of its rows: a mixture is computed and kept first."""
     return plan if plan.mixture is None else PlanReader(plan).materialize()
+
+
+def _counted(plan: Plan) -> Plan:
+    """Return a plan whose number of rows is known: computed and kept where a filter or flat_map() changes it."""
+    operations = [operation for part in plan.parts for operation in part.operations]
+    # map_batches() may change the number of rows, but mostly does not, and its rows may be far too many to keep.
+    if all(operation.keeps_count or isinstance(operation, MapBatches) for operation in operations):
+        return plan
+    in_order = dataclasses.replace(plan, shuffled=False)
+    return shuffle_like(PlanReader(in_order).materialize(), plan)
 
 
 def _in_order(plan: Plan) -> Plan:

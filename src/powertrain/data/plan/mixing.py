@@ -96,12 +96,12 @@ class Interleaving:
         #: Time at which each component ends, in order, and the slots up to there; linear in between.
         self._breaks = [0.0]
         self._slots_at_breaks = [0.0]
-        left = float(sum(self.weights))
-        for number in ends:
+        # Added up from the last one: subtracting from their sum would leave nothing of a small weight.
+        rates = np.cumsum([self.weights[number] for number in reversed(ends)])[::-1].tolist()
+        for number, rate in zip(ends, rates, strict=True):
             end = self.counts[number] / self.weights[number]
-            self._slots_at_breaks.append(self._slots_at_breaks[-1] + (end - self._breaks[-1]) * left)
+            self._slots_at_breaks.append(self._slots_at_breaks[-1] + (end - self._breaks[-1]) * rate)
             self._breaks.append(end)
-            left -= self.weights[number]
 
     def components(self, slots: Ints) -> tuple[Ints, Ints]:
         """Return the component of each slot, and the number of the row within its component."""
@@ -136,26 +136,29 @@ class Interleaving:
             return found
 
     def _resolved(self, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return component and row of each slot from ``start`` to ``stop``: the rows around that time, sorted by it."""
-        margin = len(self.counts) + 2  # slots and times agree but for a row of each component
-        low, high = np.interp([start - margin, stop + margin], self._slots_at_breaks, self._breaks).tolist()
-        components, rows, times = [], [], []
-        for number, (count, weight) in enumerate(zip(self.counts, self.weights, strict=True)):
-            mine = np.arange(
-                max(0, int(low * weight) - 2), min(count, int(high * weight) + 3), dtype=np.int64
+        """Return component and row of each slot from ``start`` to ``stop``: they are among the rows around that
+        time."""
+        margin = (
+            len(self.counts) + 2
+        )  # slots and times agree but for a row of each component, and for rounding
+        while True:
+            component, row = np.full(stop - start, -1, np.int64), np.zeros(stop - start, np.int64)
+            low, high = np.interp(
+                [start - margin, stop + margin], self._slots_at_breaks, self._breaks
+            ).tolist()
+            for number, (count, weight) in enumerate(zip(self.counts, self.weights, strict=True)):
+                mine = np.arange(
+                    max(0, int(low * weight) - 2), min(count, int(high * weight) + 3), dtype=np.int64
+                )
+                at = self.slots(number, mine) - start
+                inside = (at >= 0) & (at < stop - start)
+                component[at[inside]], row[at[inside]] = number, mine[inside]
+            if (component >= 0).all():
+                return component, row
+            assert margin <= self.rows, (
+                f"slots {start} to {stop} of {self.counts} by {self.weights} have no rows"
             )
-            components.append(np.full(len(mine), number, np.int64))
-            rows.append(mine)
-            times.append(_times(mine, weight))
-        component, row = np.concatenate(components), np.concatenate(rows)
-        order = np.lexsort((component, np.concatenate(times)))
-        component, row = component[order], row[order]
-        at = np.empty_like(row)
-        for number in range(len(self.counts)):
-            mine = component == number
-            at[mine] = self.slots(number, row[mine])
-        inside = (at >= start) & (at < stop)
-        return component[inside], row[inside]
+            margin *= 8
 
 
 class MixedOrder(EpochOrder):
