@@ -1,8 +1,9 @@
-"""Arrow's types by name, and its functions that are written as operators."""
+"""Arrow's types by name, its functions that are written as operators, and the comparison of their arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from powertrain.data.arguments import ODD, refused
@@ -41,7 +42,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "add": lambda left, right: left + right,
     "subtract": lambda left, right: left - right,
     "multiply": lambda left, right: left * right,
-    "divide": lambda left, right: left / right,
     "equal": lambda left, right: left == right,
     "not_equal": lambda left, right: left != right,
     "less": lambda left, right: left < right,
@@ -54,6 +54,54 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "is_null": lambda value: value.is_null(),
     "is_valid": lambda value: value.is_valid(),
 }
+#: Functions that raise where integers overflow, as the operators above do.
+CHECKED = {name: f"{name}_checked" for name in ("add", "subtract", "multiply")}
+#: Functions of text whose results are text.
+_OF_TEXT = ("utf8_", "binary_join", "binary_repeat", "replace_", "strftime")
+
+
+def is_text_function(function: str) -> bool:
+    """Return True for a function of Arrow's that returns text."""
+    counts = ("utf8_length", "utf8_is_", "utf8_split")
+    return function.startswith(_OF_TEXT) and not function.startswith(counts)
+
+
+def floor_divided(left: Any, right: Any) -> tuple[Any, Any]:
+    """Return quotient and remainder of whole numbers as Python does; null where the divisor is 0."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    call: Any = pc.call_function
+    divisor = call(
+        "if_else", [call("equal", [right, pa.scalar(0, right.type)]), pa.scalar(None, right.type), right]
+    )
+    quotient = call("divide", [left, divisor])
+    rest = call("subtract", [left, call("multiply", [quotient, divisor])])
+    zero = pa.scalar(0, rest.type)
+    is_below = call("xor", [call("less", [rest, zero]), call("less", [divisor, zero])])
+    is_below = call("and", [call("not_equal", [rest, zero]), is_below])
+    below = call("cast", [is_below], pc.CastOptions(quotient.type))
+    rest = call("if_else", [is_below, call("add", [rest, divisor]), rest])
+    return call("subtract", [quotient, below]), rest
+
+
+def are_same(one: Any, other: Any) -> bool:
+    """Return whether two expressions, or two values in them, are the same tree."""
+    if type(one) is not type(other):
+        return False
+    if dataclasses.is_dataclass(one):
+        names = [field.name for field in dataclasses.fields(one)]
+        return all(are_same(getattr(one, name), getattr(other, name)) for name in names)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(are_same(one[key], other[key]) for key in one)
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(are_same, one, other))
+    try:
+        return bool(one.equals(other) if hasattr(one, "equals") else one == other)
+    except ODD:  # arrays have no truth value
+        return one is other
+
+
 UNSAFE_CASTS = (
     "allow_int_overflow", "allow_time_truncate", "allow_time_overflow", "allow_decimal_truncate",
     "allow_float_truncate", "allow_invalid_utf8",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from powertrain.data.arguments import ODD, column_name, refused, shown
-from powertrain.data.expressions.arrow import OPERATORS, UNSAFE_CASTS, arrow_type
+from powertrain.data.expressions.arrow import OPERATORS, UNSAFE_CASTS, are_same, arrow_type, is_text_function
 from powertrain.data.expressions.namespaces import (
     ArrayNamespace,
     DateNamespace,
@@ -78,13 +78,13 @@ class Expr:
         return as_expr(other).__truediv__(self)
 
     def __floordiv__(self, other: Any) -> Expr:
-        return self.__truediv__(other).floor()
+        return self._called("floor_divide", other)
 
     def __rfloordiv__(self, other: Any) -> Expr:
         return as_expr(other).__floordiv__(self)
 
     def __mod__(self, other: Any) -> Expr:
-        return self.__sub__(self.__floordiv__(other).__mul__(other))
+        return self._called("modulo", other)
 
     def __rmod__(self, other: Any) -> Expr:
         return as_expr(other).__mod__(self)
@@ -332,7 +332,7 @@ class Expr:
         Args:
             other: An expression.
         """
-        return type(self) is type(other) and repr(self) == repr(other)
+        return are_same(self, other)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -393,12 +393,30 @@ class Computed(Expr):
 
         return None if self.options is None else getattr(pc, self.options[0])(**self.options[1])
 
+    def in_floats(self) -> Expr:
+        """Return a quotient or remainder in functions of Arrow's, which has them for floats only."""
+        left, right = self.operands
+        quotient = (left / right).floor()
+        return quotient if self.function == "floor_divide" else left - quotient * right
+
+    @property
+    def is_text(self) -> bool:
+        """True when it is known to be text."""
+        if self.function == "add":
+            return any(_is_text(operand) for operand in self.operands)
+        return is_text_function(self.function)
+
     def to_pyarrow(self) -> pc.Expression:
         import pyarrow.compute as pc
 
+        if self.function in ("floor_divide", "modulo"):
+            return self.in_floats().to_pyarrow()
         operands = [operand.to_pyarrow() for operand in self.operands]
         plain = OPERATORS.get(self.function)
         made: pc.Expression
+        if self.function == "add" and self.is_text:
+            made = pc.binary_join_element_wise(*operands, "")
+            return made
         if plain is not None:
             made = plain(*operands)
             return made
@@ -486,6 +504,14 @@ class OfRow(Expr):
 
     def __repr__(self) -> str:
         return f"{self.kind}()"
+
+
+def _is_text(expr: Expr) -> bool:
+    if isinstance(expr, Aliased):
+        return _is_text(expr.inner)
+    if isinstance(expr, Literal):
+        return isinstance(expr.value, str)
+    return isinstance(expr, Computed) and expr.is_text
 
 
 def as_expr(value: Any) -> Expr:

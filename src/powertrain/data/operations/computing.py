@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from powertrain.data.arguments import shortened
+from powertrain.data.expressions.arrow import CHECKED, floor_divided
 from powertrain.data.expressions.expr import (
     Aliased,
     Called,
@@ -198,7 +199,11 @@ class Evaluation:
             function = expr.function
             if function == "add" and any(_is_text(operand.type) for operand in operands):
                 return pc.binary_join_element_wise(*operands, pa.scalar("", operands[0].type))
-            return pc.call_function(function, operands, expr.arrow_options())
+            if function in ("floor_divide", "modulo"):
+                if not all(pa.types.is_integer(operand.type) for operand in operands):
+                    return self._value(expr.in_floats(), piece, setting)
+                return floor_divided(*operands)[0 if function == "floor_divide" else 1]
+            return pc.call_function(CHECKED.get(function, function), operands, expr.arrow_options())
         if isinstance(expr, Called):
             return self._called(expr, piece, setting)
         if isinstance(expr, Downloaded):
