@@ -20,7 +20,7 @@ from powertrain.data.sources.files.files import (
     find_files,
     is_object,
     open_file,
-    read_whole,
+    read_range,
     unreadable,
 )
 from powertrain.data.sources.items import table_of_arrays
@@ -41,6 +41,19 @@ class _Stretch:
     stop: int
 
 
+@dataclass(frozen=True)
+class _Header:
+    """The header of a file, and the offset of the first row."""
+
+    shape: tuple[int, ...]
+    kind: Any
+    offset: int
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * int(self.kind.itemsize)
+
+
 class NumpySource(RememberingSource):
     """Arrays of ``.npy`` files in the column "data"; all have the type and the shape of a row of the first."""
 
@@ -50,6 +63,7 @@ class NumpySource(RememberingSource):
         super().__init__()
         self._paths, self._include_paths, self._block_bytes = paths, include_paths, block_bytes
         self._files: tuple[DataFile, ...] = ()
+        self._headers: tuple[_Header, ...] = ()
         self._stretches: tuple[_Stretch, ...] = ()
         self.cheap_to_decode = paths.is_local
 
@@ -62,13 +76,15 @@ class NumpySource(RememberingSource):
         digest = xxhash.xxh3_128()
         stretches: list[_Stretch] = []
         blocks: list[BlockFacts] = []
+        headers: list[_Header] = []
         known: tuple[tuple[int, ...], Any] | None = None
         try:
             samples = content_samples(self._files, self._paths.filesystem)
         except OSError as error:
             raise unreadable(self._files[0], error) from error
         for number, (file, sample) in enumerate(zip(self._files, samples, strict=True)):
-            shape, kind = self._header(file)
+            headers.append(self._header(file))
+            shape, kind = headers[-1].shape, headers[-1].kind
             known = known or (shape[1:], kind)
             if (shape[1:], kind) != known:
                 raise DataError(
@@ -76,19 +92,19 @@ class NumpySource(RememberingSource):
                     f"{self._files[0].shown!r} rows of {known[1]}{list(known[0])}. Read them apart."
                 )
             digest.update(f"{file.name}\0{file.size}\0{shape}\0{kind}\0{sample}\0".encode())
-            width = max(1, int(np.prod(shape[1:], dtype=np.int64)) * kind.itemsize)
+            width = max(1, headers[-1].row_bytes)
             step = max(1, self._block_bytes // width)
             for start in range(0, shape[0], step):
                 stop = min(start + step, shape[0])
                 stretches.append(_Stretch(number, start, stop))
                 blocks.append(BlockFacts(stop - start, (stop - start) * width))
-        self._stretches = tuple(stretches)
+        self._stretches, self._headers = tuple(stretches), tuple(headers)
         assert known is not None  # there is at least one file
         schema = table_of_arrays({"data": np.zeros((1, *known[0]), known[1])}).schema
         full = with_file_columns(schema, self._files, self._include_paths)
         return SourceFacts(tuple(blocks), full, digest.hexdigest())
 
-    def _header(self, file: DataFile) -> tuple[tuple[int, ...], Any]:
+    def _header(self, file: DataFile) -> _Header:
         try:
             with open_file(file, self._paths.filesystem) as opened:
                 head = io.BytesIO(opened.read(min(_HEAD_BYTES, file.size)))
@@ -112,7 +128,7 @@ class NumpySource(RememberingSource):
                 f"{', stored by columns' if in_columns else ''}. Give arrays of numbers with at least one dimension, "
                 "stored by rows, without Python objects."
             )
-        return shape, kind
+        return _Header(shape, kind, head.tell())
 
     def read(self, block: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         schema = self.inspect().schema
@@ -135,11 +151,13 @@ class NumpySource(RememberingSource):
         try:
             if self._paths.filesystem is None and not is_object(file.path):
                 whole = np.load(file.path, mmap_mode="r", allow_pickle=False)
-            else:
-                whole = np.load(io.BytesIO(read_whole(file, self._paths.filesystem)), allow_pickle=False)
+                return np.array(whole[stretch.start : stretch.stop])
+            header = self._headers[stretch.file]
+            start, stop = (header.offset + row * header.row_bytes for row in (stretch.start, stretch.stop))
+            stored = read_range(file, start, stop, self._paths.filesystem)
         except (OSError, StorageError, ValueError) as error:
             raise unreadable(file, error) from error
-        return np.array(whole[stretch.start : stretch.stop])
+        return np.frombuffer(stored, header.kind).reshape(stretch.stop - stretch.start, *header.shape[1:])
 
     def name_row(self, block: int, row: int) -> str:
         stretch = self._stretches[block]

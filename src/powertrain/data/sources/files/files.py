@@ -412,6 +412,21 @@ def read_address(address: str, filesystem: Any = None) -> bytes:
         return bytes(opened.read())
 
 
+def read_range(file: DataFile, start: int, stop: int, filesystem: Any = None) -> bytes:
+    """Return the bytes from ``start`` to before ``stop``. Raises ``OSError`` where the file has fewer."""
+    if start >= stop:
+        return b""
+    if filesystem is None and is_object(file.path):
+        found = bytes(objects_at(file.path).ranges([(start, stop)])[0])
+    else:
+        with open_file(file, filesystem) as opened:
+            opened.seek(start)
+            found = bytes(opened.read(stop - start))
+    if len(found) != stop - start:
+        raise OSError(f"it has fewer than {stop} bytes")
+    return found
+
+
 def read_tail(file: DataFile, length: int, filesystem: Any = None) -> bytes:
     """Return the last bytes of the file, at most ``length``."""
     start = max(0, file.size - length)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import xxhash
 
 from powertrain.data.sources.base import IMAGES, BlockFacts, SourceFacts
+from powertrain.data.sources.content_sample import content_samples
 from powertrain.data.sources.files.files import FilePaths, find_files, read_whole, unreadable
 from powertrain.data.sources.remembering import RememberingSource
 from powertrain.errors import DataError, StorageError
@@ -19,6 +20,8 @@ IMAGE_EXTENSIONS = ("png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif", "webp")
 #: Most files of a block, and approximate bytes of its batches.
 FILES_PER_BLOCK = 64
 _BATCH_BYTES = 32 << 20
+#: Most files of which bytes are hashed.
+MOST_SAMPLED_FILES = 4096
 
 
 def image_field(name: str, size: tuple[int, int] | None = None, mode: str | None = None) -> Any:
@@ -30,7 +33,8 @@ def image_field(name: str, size: tuple[int, int] | None = None, mode: str | None
 class ImageSource(RememberingSource):
     """Image files: the column "image", and with ``include_paths`` the column "path".
 
-    The fingerprint is made of names and sizes: a file replaced by one of exactly its size is not noticed.
+    The fingerprint is made of names, sizes and, on a disk of this machine, bytes of the files; of more than
+    ``MOST_SAMPLED_FILES`` only those of some, evenly spaced.
     """
 
     _column = "image"
@@ -60,14 +64,25 @@ class ImageSource(RememberingSource):
 
     def _inspect_data(self) -> SourceFacts:
         self._files = find_files(self._paths)
-        digest = xxhash.xxh3_128()
+        earlier = xxhash.xxh3_128()
         for file in self._files:
-            digest.update(f"{file.name}\0{file.size}\0".encode())
+            earlier.update(f"{file.name}\0{file.size}\0".encode())
+        digest = earlier.copy()
+        for sample in self._samples():
+            digest.update(f"{sample}\0".encode())
         blocks = []
         for first in range(0, len(self._files), self._per_block):
             files = self._files[first : first + self._per_block]
             blocks.append(BlockFacts(len(files), sum(file.size for file in files)))
-        return SourceFacts(tuple(blocks), self._schema, digest.hexdigest())
+        return SourceFacts(tuple(blocks), self._schema, digest.hexdigest(), earlier.hexdigest())
+
+    def _samples(self) -> list[str]:
+        """Return hashes of bytes of the files: opening each of very many would take too long."""
+        chosen = self._files[:: -(-len(self._files) // MOST_SAMPLED_FILES)]
+        try:
+            return content_samples(chosen, self._paths.filesystem)
+        except OSError as error:
+            raise unreadable(chosen[0], error) from error
 
     def read(self, block: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         self.inspect()
