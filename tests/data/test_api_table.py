@@ -231,6 +231,8 @@ def test_the_memory_limit_of_the_context_holds_for_reading(monkeypatch: pytest.M
     assert context is data.DatasetContext.get_current() is data.range(3).context
     context.execution_options.resource_limits.object_store_memory = 2**22
     assert memory_limit(2**28) == 2**22
+    context.execution_options.resource_limits.object_store_memory = 2**30
+    assert memory_limit(2**28) == 2**30  # a higher one holds as well
     context.execution_options = data.ExecutionOptions(
         resource_limits=data.ExecutionResources.for_limits(object_store_memory=1)
     )

@@ -272,3 +272,43 @@ def test_ranges_of_tensors_and_blocks() -> None:
         {"x": 1},
         {"x": 2},
     ]
+
+
+# --------------------------------------------------------------------------- iterators outside a run
+
+
+def test_an_iterator_fills_batches_as_the_dataset_does() -> None:
+    filtered = data.range(100).filter(lambda row: row["id"] % 3 == 0)
+    for iterator in (filtered.iterator(), *filtered.streaming_split(1)):
+        assert [len(batch["id"]) for batch in iterator.iter_batches(batch_size=10)] == [10, 10, 10, 4]
+        iterator.close()
+
+
+def test_blocks_may_decide_the_size_of_an_iterators_batches() -> None:
+    for count in (1, 2):
+        found = []
+        for iterator in data.range(100).streaming_split(count):
+            found += [row for batch in iterator.iter_batches(batch_size=None) for row in batch["id"].tolist()]
+            iterator.close()
+        assert sorted(found) == list(range(100))
+
+
+def test_iterators_share_memory_and_disk() -> None:
+    whole = data.range(100).random_shuffle(seed=1)
+    [one], four = whole.streaming_split(1), whole.streaming_split(4)
+    alone = one._reader.seat
+    for each in four:
+        assert each._reader.seat["memory_bytes"] == alone["memory_bytes"] // 4
+        assert each._reader.seat["disk_bytes"] < alone["disk_bytes"] / 2
+    for iterator in (one, *four):
+        iterator.close()
+
+
+def test_an_iterator_warns_of_rows_that_are_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    iterator = data.range(100).iterator()
+    for _ in range(2):
+        for number, _ in enumerate(iterator.iter_batches(batch_size=10)):
+            if number == 3:
+                break
+    assert "the rows between are not read" in caplog.text
+    iterator.close()

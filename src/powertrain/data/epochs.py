@@ -66,7 +66,8 @@ class EpochReader:
         self.is_split = prepared.split
         #: The position that ``hooks.resume`` returned.
         self._resumed_at: Position | None = None
-        self._is_alone = self.fills_batches = False
+        #: True outside a run: blocks may decide the size of batches, and batches are filled up after functions.
+        self.is_alone = self.fills_batches = False
         #: True where every step of all ranks yields a batch, if need be of one row without weight.
         self.stays_in_step = self.ranks > 1
         #: The cost of reading, for stats().
@@ -76,7 +77,7 @@ class EpochReader:
         #: Position at which the next iteration begins; None until it is needed.
         self._next: Position | None = None
         self._live: weakref.ref[EpochIterator[Any]] | None = None
-        self.early_ends = EarlyEnds(prepared.name, self.hooks.warn, "shard.peek()")
+        self.early_ends = EarlyEnds(prepared.name or "dataset", self.hooks.warn, "shard.peek()")
         #: Weight of the batch handed out last in the gradient: rows times ranks by the rows of all ranks. 0 for a row
         #: that only keeps a rank without rows in step.
         self.weight = 1.0
@@ -96,7 +97,7 @@ class EpochReader:
             **budgets_alone(prepared, scratch.path),
         }
         reader = cls(prepared, seat)
-        reader.open.scratch, reader._is_alone = scratch, True
+        reader.open.scratch, reader.is_alone = scratch, True
         reader.execution = execution or reader.execution
         # There is no other rank to stay in step with: batches are full, whatever was filtered out before.
         reader.fills_batches = not prepared.inspected.is_exact
@@ -128,7 +129,7 @@ class EpochReader:
     ) -> Cut[T]:
         """Return the cut into batches for these arguments of ``iter_torch_batches``."""
         tail = checked_tail(tail, drop_last)
-        if batch_size is None and global_batch_size is None and self._is_alone:
+        if batch_size is None and global_batch_size is None and self.is_alone:
             batch_size = self._largest_block()
         if global_batch_size is not None:
             size = whole("global_batch_size", global_batch_size, 1)

@@ -12,10 +12,12 @@ from powertrain.data.loading.loader import budgets_alone
 from powertrain.data.loading.scratch import Scratch
 from powertrain.data.plan.prepared import Prepared, prepare_alone
 from powertrain.data.splitting import limit_rows
+from powertrain.text.loggers import module_logger
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+logger = module_logger(__name__)
 #: More consumers of one dataset than this are not meant.
 _MOST_ITERATORS = 4096
 
@@ -35,11 +37,14 @@ class DatasetIterator(ShardMethods):
             rank=number,
             world_size=count,
             cache_directory=scratch.path,
-            **budgets_alone(prepared, scratch.path),
+            warn=logger.warning,
+            **budgets_alone(prepared, scratch.path, count),
         )
         self._given = (prepared, number, count, make_dataset)
         # No other rank waits for this one: a step without rows is left out, and no row comes twice.
         self._reader.open.scratch, self._reader.stays_in_step = scratch, False
+        self._reader.is_alone = True
+        self._reader.fills_batches = count == 1 and not prepared.inspected.is_exact
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (DatasetIterator, self._given)

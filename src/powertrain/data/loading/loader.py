@@ -14,7 +14,7 @@ import numpy as np
 
 from powertrain.data.loading.pipeline import Pipeline
 from powertrain.data.loading.reader import LocatedSlots, RowReader, name_row
-from powertrain.data.options.context import memory_limit
+from powertrain.data.options.context import LEAST_MEMORY, memory_limit
 from powertrain.data.plan.mixing import MixedOrder
 from powertrain.data.plan.order import EpochOrder, Ints, Shuffle, part_of, steps_left
 from powertrain.data.plan.plan import Inspected, Part, Plan
@@ -425,16 +425,17 @@ class Budgets(TypedDict):
     memory_bytes: int
 
 
-def budgets_alone(prepared: Prepared, directory: str) -> Budgets:
-    """Return the budgets of a process that reads alone: no disk where every block is read once, in sequence."""
+def budgets_alone(prepared: Prepared, directory: str, readers: int = 1) -> Budgets:
+    """Return the budgets of one of ``readers`` that read outside a run: no disk where every block is read once, in
+    sequence."""
     largest = max(
         (block.nbytes for part in prepared.inspected.plan.parts for block in part.source.inspect().blocks),
         default=0,
     )
-    memory = memory_limit(MEMORY_ALONE)
+    memory = max(memory_limit(MEMORY_ALONE) // readers, LEAST_MEMORY)
     in_turn = prepared.shuffle == "none" and largest <= memory // 32
     return {
-        "disk_bytes": 0 if in_turn else default_disk_bytes(directory),
+        "disk_bytes": 0 if in_turn else default_disk_bytes(directory) // readers,
         "memory_bytes": memory,
     }
 

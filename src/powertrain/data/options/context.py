@@ -13,14 +13,16 @@ from powertrain.data.options.noting import note_without_effect
 from powertrain.errors import DataError
 
 _LOCK = threading.Lock()
-_LEAST_MEMORY = 2**20
+#: Bytes that reading needs in any case.
+LEAST_MEMORY = 2**20
 
 
 class DataContext:
     """The settings of Ray Data's executor, of which there is one for the process.
 
-    ``execution_options.resource_limits.object_store_memory`` limits the memory that reading a dataset outside a run
-    uses. Other settings keep what was set, and one line says so: this package has no executor to set.
+    ``execution_options.resource_limits.object_store_memory`` is the memory that reading a dataset outside a run may
+    use; without it that is 256 MiB. Other settings keep what was set, and one line says so: this package has no executor
+    to set.
 
     Example::
 
@@ -100,9 +102,9 @@ class DataContext:
 
 
 def memory_limit(default: int) -> int:
-    """Return the bytes that reading alone may use: ``default``, or the limit of the current context if it is lower."""
+    """Return the bytes that reading alone may use: the limit of the current context, or ``default`` without one."""
     context = DataContext._current
     limit = None if context is None else context.execution_options.resource_limits.object_store_memory
     if limit is None or math.isinf(limit):
         return default
-    return max(_LEAST_MEMORY, min(default, int(limit)))
+    return max(LEAST_MEMORY, int(limit))
