@@ -38,9 +38,9 @@ def pickled_datasets(datasets: Mapping[str, Prepared]) -> bytes:
     import cloudpickle
 
     plans = [found.inspected.plan for found in datasets.values()]
-    used = [getattr(op, "fn", None) for plan in plans for part in plan.parts for op in part.operations]
+    operations = [operation for plan in plans for part in plan.parts for operation in part.operations]
     try:
-        with functions.by_value_where_needed(*(function for function in used if function is not None)):
+        with functions.by_value_where_needed(*(fn for operation in operations for fn in operation.functions)):
             data: bytes = cloudpickle.dumps(dict(datasets))
             return data
     except Exception as error:  # the user's objects may raise anything when pickled

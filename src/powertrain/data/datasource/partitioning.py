@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -12,6 +13,16 @@ from powertrain.errors import DataError, NotSupportedError
 
 #: Null in the names of partition directories.
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def below(path: str, base: str) -> str:
+    """Return a path below the directory ``base``, which may be relative; the whole path where it lies elsewhere."""
+    local = [] if "://" in base else [os.path.abspath(os.path.expanduser(base))]
+    for directory in [base, *local] if base else []:
+        name = path.removeprefix(directory.rstrip("/"))
+        if name != path and name.startswith("/"):
+            return name.lstrip("/")
+    return path.lstrip("/")
 
 
 class PartitionStyle(str, enum.Enum):
@@ -114,5 +125,4 @@ class PathPartitionFilter:
         Args:
             path: The path of a file.
         """
-        base = self.partitioning.base_dir
-        return bool(self._filter(self.partitioning.values(path.removeprefix(base).lstrip("/"))))
+        return bool(self._filter(self.partitioning.values(below(path, self.partitioning.base_dir))))

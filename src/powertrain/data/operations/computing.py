@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,10 @@ class ComputeColumns(Operation):
     @property
     def batch_size(self) -> int | None:
         return _batch_size([expr for _, expr in self.columns])
+
+    @property
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return _functions([expr for _, expr in self.columns])
 
     @property
     def keeps_row_numbers(self) -> bool:
@@ -127,6 +131,10 @@ class FilterComputed(Operation):
     def batch_size(self) -> int | None:
         return _batch_size([self.expression])
 
+    @property
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return _functions([self.expression])
+
     def stored(self, columns: Mapping[str, str]) -> Mapping[str, str]:
         return columns
 
@@ -146,10 +154,15 @@ class FilterComputed(Operation):
         return kept_rows(piece.rows, stays)
 
 
+def _functions(expressions: Sequence[Expr]) -> list[Callable[..., Any]]:
+    """Return the functions of the user: those of this package follow from each row alone."""
+    called = (each for expr in expressions for each in expr.walk() if isinstance(each, Called))
+    return [each.fn for each in called if not each.is_by_row]
+
+
 def _batch_size(expressions: Sequence[Expr]) -> int | None:
     """Return the rows that functions of the user get at a time: never those of a rank or of a batch."""
-    called = (each for expr in expressions for each in expr.walk() if isinstance(each, Called))
-    return BATCH_SIZE if any(not each.is_by_row for each in called) else None
+    return BATCH_SIZE if _functions(expressions) else None
 
 
 def _is_of_number(expr: Expr) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -70,6 +70,10 @@ class _WithFunction(Operation):
     @property
     def name(self) -> str:
         return f"{self.verb}({name_of(self.fn)})"
+
+    @property
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        return (self.fn,)
 
     def begin(self) -> Apply:
         call = Call(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from powertrain.data.operations.calls import Setting
 from powertrain.data.plan.order import Ints
@@ -58,6 +59,11 @@ class Operation(ABC):
     def keeps_row_numbers(self) -> bool:
         """True when rows hold values, the same in every epoch, that follow from their numbers in the dataset."""
         return False
+
+    @property
+    def functions(self) -> Sequence[Callable[..., Any]]:
+        """Functions and classes of the user that it calls, which other processes may be unable to import."""
+        return ()
 
     @property
     def concurrency(self) -> int:

@@ -21,8 +21,8 @@ class DataContext:
     """The settings of Ray Data's executor, of which there is one for the process.
 
     ``execution_options.resource_limits.object_store_memory`` is the memory that reading a dataset outside a run may
-    use; without it that is 256 MiB. Other settings keep what was set, and one line says so: this package has no executor
-    to set.
+    use; without it that is 256 MiB. Other settings keep what was set, and one line says so: this package has no
+    executor to set.
 
     Example::
 

@@ -97,7 +97,7 @@ def _pickled(prepared: Prepared) -> bytes:
     import cloudpickle
 
     operations = [op for part in prepared.inspected.plan.parts for op in part.operations]
-    used = [op.fn for op in operations if hasattr(op, "fn")]
+    used = [function for op in operations for function in op.functions]
     try:
         with functions.by_value_where_needed(*used):
             data: bytes = cloudpickle.dumps(prepared)
@@ -163,7 +163,7 @@ def _open(data: bytes, job: str) -> Prepared:
         parts = tuple(
             dataclasses.replace(
                 part,
-                operations=tuple(_Resident(op) if hasattr(op, "fn") else op for op in part.operations),
+                operations=tuple(_Resident(op) if op.functions else op for op in part.operations),
             )
             for part in inspected.plan.parts
         )

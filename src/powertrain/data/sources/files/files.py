@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from powertrain.data.arguments import ODD, path_text, shown, texts, values_of
-from powertrain.data.datasource.partitioning import Partitioning
+from powertrain.data.datasource.partitioning import Partitioning, below
 from powertrain.data.options.files import FileOptions
 from powertrain.data.sources.files.object_files import list_objects, objects_at, open_object
 from powertrain.errors import DataError, StorageError
@@ -203,12 +203,9 @@ def _kept(found: list[DataFile], wanted: FilePaths) -> list[DataFile]:
 
 def _below_base(file: DataFile, wanted: FilePaths) -> str:
     partitioning = wanted.options.partitioning
-    base = (
-        ""
-        if partitioning is None or not partitioning.base_dir
-        else _absolute(partitioning.base_dir, wanted.filesystem)
-    )
-    return file.path.removeprefix(base).lstrip("/") if base else file.name
+    if partitioning is None or not partitioning.base_dir:
+        return file.name
+    return below(file.path, _absolute(partitioning.base_dir, wanted.filesystem))
 
 
 @dataclass(frozen=True)
