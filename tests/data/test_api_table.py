@@ -17,7 +17,15 @@ from powertrain import data
 from powertrain.data.dataset import Dataset
 from powertrain.data.options import noting
 from powertrain.data.options.files import FILE_ARGUMENTS
-from powertrain.data.options.refused import CLASSES, FUNCTIONS, ITERATOR_METHODS, METHODS
+from powertrain.data.options.refused import (
+    CLASSES,
+    EXPRESSION_CLASSES,
+    EXPRESSION_FUNCTIONS,
+    EXPRESSION_METHODS,
+    FUNCTIONS,
+    ITERATOR_METHODS,
+    METHODS,
+)
 from powertrain.data.options.scheduling import REFUSED, SCHEDULING
 from powertrain.data.options.strategies import processes_of
 from powertrain.data.shard import DataShard
@@ -38,10 +46,10 @@ def source(module: str) -> ast.Module:
     return ast.parse(Path(found.origin).with_name("data").joinpath(module).read_text("utf-8"))
 
 
-def public_names() -> list[str]:
+def public_names(module: str = "__init__.py") -> list[str]:
     (exported,) = (
         node.value
-        for node in source("__init__.py").body
+        for node in source(module).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
     return list(ast.literal_eval(exported))
@@ -131,6 +139,53 @@ def test_every_method_exists_or_explains_itself() -> None:
             elif name not in LEFT:
                 assert hasattr(thing, name), name
     shard.close()
+
+
+def test_every_name_of_expressions_exists_or_explains_itself() -> None:
+    for name in public_names("expressions.py"):
+        if name.startswith("_"):
+            continue
+        value = getattr(data.expressions, name)
+        if name in EXPRESSION_FUNCTIONS or name in EXPRESSION_CLASSES:
+            with pytest.raises(NotSupportedError, match=rf"{name}.*no counterpart here: .{{10,}}\.$"):
+                value("anything")
+    assert isinstance(data.expressions.col("x"), data.expressions.ColumnExpr)
+    assert isinstance(data.expressions.lit(1), data.expressions.LiteralExpr)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = data.expressions.nothing
+
+
+def test_every_method_of_an_expression_exists_or_explains_itself() -> None:
+    column = data.expressions.col("x")
+    for name, theirs in functions("expressions.py", "Expr").items():
+        if name in EXPRESSION_METHODS:
+            assert not hasattr(column, name)
+            with pytest.raises(
+                MissingMemberError, match=rf"{name} of Ray Data has no counterpart here: .{{10,}}\.$"
+            ):
+                getattr(column, name)
+            continue
+        ours = getattr(type(column), name)
+        if not isinstance(ours, property):
+            assert set(arguments_of(theirs)) <= set(inspect.signature(ours).parameters), name
+    with pytest.raises(AttributeError, match="Did you mean 'is_null'"):
+        _ = column.is_nul
+
+
+def test_functions_of_expressions_take_their_arguments() -> None:
+    for name, theirs in functions("expressions.py").items():
+        if name in public_names("expressions.py") and name not in EXPRESSION_FUNCTIONS:
+            ours = inspect.signature(getattr(data.expressions, name)).parameters
+            assert set(arguments_of(theirs)) <= set(ours), name
+
+
+def test_groups_of_settings_keep_what_is_set(notes: pytest.LogCaptureFixture) -> None:
+    context = data.DataContext()
+    context.autoscaling_config.actor_pool_util_upscaling_threshold = 2.0
+    assert context.autoscaling_config.actor_pool_util_upscaling_threshold == 2.0
+    assert context.copy().autoscaling_config.actor_pool_util_upscaling_threshold == 2.0
+    assert context.lance_config.nothing is None
+    assert "DataContext.autoscaling_config(actor_pool_util_upscaling_threshold=2.0)" in notes.text
 
 
 @pytest.mark.parametrize("name", sorted(LEFT))

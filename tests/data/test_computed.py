@@ -201,7 +201,9 @@ def test_files_are_downloaded(tmp_path: Path) -> None:
     paths = data.from_items([{"uri": str(tmp_path / "a.bin")}, {"uri": None}])
     assert [row["b"] for row in paths.with_column("b", download("uri")).take_all()] == [b"one", None]
     missing = data.from_items([{"uri": str(tmp_path / "b.bin")}]).with_column("b", download("uri"))
-    with pytest.raises(DataError, match=r"item 0.*b\.bin.*cannot be read"):
+    with pytest.raises(
+        DataError, match=r"item 0.*b\.bin.*cannot be read: .*leave the row out before with filter\(\)"
+    ):
         missing.take_all()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from powertrain.data.arguments import column_name, flag, seed_number, shown
 from powertrain.data.expressions.arrow import arrow_type
 from powertrain.data.expressions.expr import (
+    Aliased,
     Called,
     Column,
     Downloaded,
@@ -19,6 +20,7 @@ from powertrain.data.expressions.expr import (
     constant,
 )
 from powertrain.data.expressions.text import parse
+from powertrain.data.options.refused import EXPRESSION_CLASSES, EXPRESSION_FUNCTIONS, refused_name
 from powertrain.errors import DataError
 
 __all__ = [
@@ -34,6 +36,15 @@ __all__ = [
     "udf",
     "uuid",
 ]
+
+#: Classes of expressions under their names in Ray Data.
+_CLASSES: dict[str, type[Expr]] = {
+    "ColumnExpr": Column,
+    "LiteralExpr": Literal,
+    "AliasExpr": Aliased,
+    "StarExpr": Star,
+    "DownloadExpr": Downloaded,
+}
 
 
 def col(name: str) -> Column:
@@ -157,6 +168,9 @@ def _class_of_expressions(kind_of_fn: type, result_type: Any) -> Any:
 def download(uri_column_name: str, *, filesystem: Any = None) -> Downloaded:
     """Return the bytes of the file that a column names by path or address.
 
+    A file that cannot be read ends the epoch with an error that names it. Leave its row out before, by a condition on
+    the column, or set its path to null.
+
     Args:
         uri_column_name: The name of the column.
         filesystem: A pyarrow or fsspec file system that the paths belong to.
@@ -218,3 +232,12 @@ def uuid() -> OfRow:
         dataset.with_column("key", uuid())
     """
     return OfRow("uuid")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CLASSES:
+        return _CLASSES[name]
+    found = refused_name(name, EXPRESSION_FUNCTIONS, EXPRESSION_CLASSES)
+    if found is None:
+        raise AttributeError(f"module 'powertrain.data.expressions' has no attribute {name!r}")
+    return found

@@ -17,6 +17,7 @@ from powertrain.data.expressions.namespaces import (
     StringNamespace,
     StructNamespace,
 )
+from powertrain.data.options.refused import EXPRESSION_METHODS, missing_member
 from powertrain.data.rows.nesting import check_nesting
 from powertrain.errors import DataError
 
@@ -44,6 +45,10 @@ class Expr:
         )
 
     __hash__ = object.__hash__
+    _refused_names = EXPRESSION_METHODS
+
+    def __getattr__(self, name: Text) -> Any:
+        raise missing_member(type(self), name)
 
     def _called(self, function: Text, *others: Any, options: Any = None) -> Expr:
         return Computed(function, (self, *map(as_expr, others)), options)

@@ -323,7 +323,11 @@ def _downloaded(name: str, expr: Downloaded, uris: Any, piece: RowPiece, setting
         except (OSError, StorageError, DataError) as error:
             numbers = piece.rows.numbers[place : place + 1]
             raise FunctionFailed(
-                f"{uri!r} cannot be read: {error}", int(numbers[0]), 1, error=error
+                f"{uri!r} cannot be read: {str(error).rstrip('.')}. Restore the file, or leave the row out before with "
+                "filter(); a null in place of the path gives a null.",
+                int(numbers[0]),
+                1,
+                error=error,
             ) from error
 
     return pa.array(setting.over(fetch, range(len(uris))), pa.binary())

@@ -17,6 +17,22 @@ _LOCK = threading.Lock()
 LEAST_MEMORY = 2**20
 
 
+class SettingGroup:
+    """A group of Ray Data's settings, such as ``DataContext.autoscaling_config``: it keeps what was set."""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["_name"] = name
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        note_without_effect(f"DataContext.{self._name}", {name: value})
+        self.__dict__[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return None
+
+
 class DataContext:
     """The settings of Ray Data's executor, of which there is one for the process.
 
@@ -51,6 +67,8 @@ class DataContext:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if name.endswith("_config"):
+            return self.__dict__.setdefault(name, SettingGroup(name))
         return None
 
     @staticmethod

@@ -118,19 +118,45 @@ STREAM_METHODS: dict[str, str] = {
 }
 
 
+_IN_TYPES = "use dataset.with_column(name, expression).schema()"
+#: Names of ``ray.data.expressions``, and what to do instead.
+EXPRESSION_FUNCTIONS: dict[str, str] = {
+    "unnest": "name the fields: select_columns([col('point').struct['x'].alias('x'), ...])",
+}
+EXPRESSION_CLASSES: dict[str, str] = {
+    **dict.fromkeys(
+        ("Operation", "BinaryExpr", "UnaryExpr"),
+        "write operators, and compare trees with structurally_equals()",
+    ),
+    "UDFExpr": "use @udf, and compare trees with structurally_equals()",
+    "RandomExpr": "use random()",
+    "UUIDExpr": "use uuid()",
+    "MonotonicallyIncreasingIdExpr": "use monotonically_increasing_id()",
+    "UnnestExpr": EXPRESSION_FUNCTIONS["unnest"],
+}
+#: Methods of Ray Data's expressions, and what to do instead.
+EXPRESSION_METHODS: dict[str, str] = {
+    **dict.fromkeys(("get_type", "nullable", "to_field"), _IN_TYPES),
+    "expand_projection": "use columns(), which names the columns that it reads",
+    "is_idempotent": "values follow from row, epoch and seed, so all expressions are",
+}
+
+
 def refuse(what: str, instead: str) -> NoReturn:
     """Raise the error for a name of Ray Data's."""
     raise NotSupportedError(f"{what} of Ray Data has no counterpart here: {instead}.")
 
 
-def refused_name(name: str) -> Any:
+def refused_name(
+    name: str, functions: Mapping[str, str] = FUNCTIONS, classes: Mapping[str, str] = CLASSES
+) -> Any:
     """Return a function or class that raises when it is called or derived from; None for an unknown name.
 
     Importing the name works, so that a program which never uses it runs.
     """
-    if name in FUNCTIONS:
-        return _refused_function(name, FUNCTIONS[name].format(name=name))
-    return _refused_class(name, CLASSES[name]) if name in CLASSES else None
+    if name in functions:
+        return _refused_function(name, functions[name].format(name=name))
+    return _refused_class(name, classes[name]) if name in classes else None
 
 
 def _refused_function(name: str, instead: str) -> Callable[..., NoReturn]:
