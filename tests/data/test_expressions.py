@@ -84,6 +84,11 @@ def both_ways(condition: Any) -> list[list[int]]:
         (col("t") + lit("!") == "b!", [-7]),
         (col("t").str.upper() + col("s") == "Cz", [2**53 + 1]),
         (col("zero") // 2 == 0, [7, -7, 2**53 + 1]),
+        (col("i") % 2 == 1, [7, -7, 2**53 + 1]),
+        (col("i") // 2 == -4, [-7]),
+        ((col("zero") + 7) % 2.5 == 2.0, [7, -7]),
+        (col("t").str.len() % 0.3 < 0.2, [7, -7, 2**53 + 1]),
+        ((1 // col("zero")).is_null(), [7, -7]),
     ],
 )
 def test_a_filter_means_what_a_column_means(condition: Any, expected: list[int]) -> None:
@@ -105,6 +110,10 @@ def test_whole_numbers_are_divided_as_in_python(left: int, right: int) -> None:
     )
     expected = (None, None) if right == 0 else divmod(left, right)
     assert [(row["q"], row["r"]) for row in rows] == [expected, (None, None)]
+    if right:
+        is_same = (col("a") // col("b") == expected[0]) & (col("a") % col("b") == expected[1])
+        kept = data.from_arrow(table).filter(expr=is_same)
+        assert kept.count() == 1
 
 
 def test_expressions_that_print_alike_are_not_the_same() -> None:

@@ -32,7 +32,12 @@ def test_a_relative_base_directory_is_that_of_the_process(tmp_path: Path) -> Non
 @pytest.mark.parametrize("base", ["/data/in", "/data/in/"])
 def test_a_base_directory_ends_where_its_name_ends(base: str) -> None:
     seen: list[dict[str, str | None]] = []
-    keep = PathPartitionFilter.of(lambda found: bool(seen.append(found)) or True, base_dir=base)
+
+    def note(found: dict[str, str | None]) -> bool:
+        seen.append(found)
+        return True
+
+    keep = PathPartitionFilter.of(note, base_dir=base)
     assert keep(["/data/in/k=1/x", "/data/in2/k=2/x", "/data/ink=3/x"]) == [
         "/data/in/k=1/x",
         "/data/in2/k=2/x",

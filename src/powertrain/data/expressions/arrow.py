@@ -67,22 +67,35 @@ def is_text_function(function: str) -> bool:
 
 
 def floor_divided(left: Any, right: Any) -> tuple[Any, Any]:
-    """Return quotient and remainder of whole numbers as Python does; null where the divisor is 0."""
+    """Return quotient and remainder as Python does, of whole numbers as whole numbers; null where the divisor is 0.
+
+    In functions that Arrow has for whole numbers and floats alike; :func:`floor_division` is the same for filters.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     call: Any = pc.call_function
-    divisor = call(
-        "if_else", [call("equal", [right, pa.scalar(0, right.type)]), pa.scalar(None, right.type), right]
-    )
-    quotient = call("divide", [left, divisor])
+    zero = pa.scalar(0)
+    divisor = call("if_else", [call("equal", [right, zero]), pa.scalar(None), right])
+    quotient = call("round", [call("divide", [left, divisor])], pc.RoundOptions(**ROUND_DOWN))
     rest = call("subtract", [left, call("multiply", [quotient, divisor])])
-    zero = pa.scalar(0, rest.type)
-    is_below = call("xor", [call("less", [rest, zero]), call("less", [divisor, zero])])
-    is_below = call("and", [call("not_equal", [rest, zero]), is_below])
-    below = call("cast", [is_below], pc.CastOptions(quotient.type))
-    rest = call("if_else", [is_below, call("add", [rest, divisor]), rest])
-    return call("subtract", [quotient, below]), rest
+    has_other_sign = call("xor", [call("less", [rest, zero]), call("less", [divisor, zero])])
+    is_below = call("and", [call("not_equal", [rest, zero]), has_other_sign])
+    floor = call("if_else", [is_below, call("subtract", [quotient, pa.scalar(1, quotient.type)]), quotient])
+    return floor, call("if_else", [is_below, call("add", [rest, divisor]), rest])
+
+
+def floor_division(function: str, left: Any, right: Any) -> Any:
+    """Return the expression of a quotient ("floor_divide") or remainder ("modulo") of two in functions of Arrow's."""
+    if any(isinstance(getattr(each, "value", None), float) for each in (left, right)):
+        left, right = left.cast("float64"), right.cast("float64")  # Arrow would take a constant for a float32
+    divisor = (right == 0)._called("if_else", None, right)
+    quotient = left._called("divide", divisor)._called("round", options=("RoundOptions", ROUND_DOWN))
+    rest = left - quotient * divisor
+    is_below = (rest != 0) & (rest < 0)._called("xor", divisor < 0)
+    if function == "floor_divide":
+        return is_below._called("if_else", quotient - 1, quotient)
+    return is_below._called("if_else", rest + divisor, rest)
 
 
 def are_same(one: Any, other: Any) -> bool:
@@ -102,6 +115,8 @@ def are_same(one: Any, other: Any) -> bool:
         return one is other
 
 
+#: Options that round down. Unlike ``floor``, ``round`` leaves whole numbers as they are.
+ROUND_DOWN: dict[str, Any] = {"ndigits": 0, "round_mode": "down"}
 UNSAFE_CASTS = (
     "allow_int_overflow", "allow_time_truncate", "allow_time_overflow", "allow_decimal_truncate",
     "allow_float_truncate", "allow_invalid_utf8",

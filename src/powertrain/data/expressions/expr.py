@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from powertrain.data.arguments import ODD, column_name, refused, shown
-from powertrain.data.expressions.arrow import OPERATORS, UNSAFE_CASTS, are_same, arrow_type, is_text_function
+from powertrain.data.expressions.arrow import (
+    OPERATORS,
+    UNSAFE_CASTS,
+    are_same,
+    arrow_type,
+    floor_division,
+    is_text_function,
+)
 from powertrain.data.expressions.namespaces import (
     ArrayNamespace,
     DateNamespace,
@@ -398,12 +405,6 @@ class Computed(Expr):
 
         return None if self.options is None else getattr(pc, self.options[0])(**self.options[1])
 
-    def in_floats(self) -> Expr:
-        """Return a quotient or remainder in functions of Arrow's, which has them for floats only."""
-        left, right = self.operands
-        quotient = (left / right).floor()
-        return quotient if self.function == "floor_divide" else left - quotient * right
-
     @property
     def is_text(self) -> bool:
         """True when it is known to be text."""
@@ -415,7 +416,7 @@ class Computed(Expr):
         import pyarrow.compute as pc
 
         if self.function in ("floor_divide", "modulo"):
-            return self.in_floats().to_pyarrow()
+            return floor_division(self.function, *self.operands).to_pyarrow()
         operands = [operand.to_pyarrow() for operand in self.operands]
         plain = OPERATORS.get(self.function)
         made: pc.Expression

@@ -213,8 +213,6 @@ class Evaluation:
             if function == "add" and any(_is_text(operand.type) for operand in operands):
                 return pc.binary_join_element_wise(*operands, pa.scalar("", operands[0].type))
             if function in ("floor_divide", "modulo"):
-                if not all(pa.types.is_integer(operand.type) for operand in operands):
-                    return self._value(expr.in_floats(), piece, setting)
                 return floor_divided(*operands)[0 if function == "floor_divide" else 1]
             return pc.call_function(CHECKED.get(function, function), operands, expr.arrow_options())
         if isinstance(expr, Called):
