@@ -80,7 +80,10 @@ class CombiningMethods(ColumnMethods):
         sides = [picked(_in_order(plan)) for plan in _plans("zip", self, other)]
         source = ZippedSource(
             [[part.source for part in side.parts] for side in sides],
-            [side.blocks and tuple((block.part, block.index) for block in side.blocks) for side in sides],
+            [
+                None if side.blocks is None else [(block.part, block.index) for block in side.blocks]
+                for side in sides
+            ],
         )
         source.inspect()  # numbers of rows that differ are an error of this line
         return self._of_plan(Plan((Part(source),)))
