@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -110,7 +110,7 @@ def test_a_handler_that_cannot_be_pickled_still_has_a_key(tmp_path: Path) -> Non
     (tmp_path / "x").write_text("a,b\n1,2\n3\n")
     lock = threading.Lock()
 
-    def skip(row: Any) -> str:
+    def skip(row: Any) -> Literal["skip"]:
         with lock:
             return "skip"
 

@@ -17,7 +17,7 @@ from powertrain.data.sources.files.arrays import NumpySource
 from powertrain.data.sources.files.files import file_paths
 
 
-class CountingFiles(LocalFileSystem):  # type: ignore[misc]
+class CountingFiles(LocalFileSystem):
     """A file system that counts the bytes read."""
 
     cachable = False

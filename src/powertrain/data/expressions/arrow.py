@@ -75,13 +75,14 @@ def floor_divided(left: Any, right: Any) -> tuple[Any, Any]:
     import pyarrow.compute as pc
 
     call: Any = pc.call_function
-    zero = pa.scalar(0)
-    divisor = call("if_else", [call("equal", [right, zero]), pa.scalar(None), right])
+    scalar: Any = pa.scalar  # its stub knows fixed types only
+    zero = scalar(0)
+    divisor = call("if_else", [call("equal", [right, zero]), scalar(None), right])
     quotient = call("round", [call("divide", [left, divisor])], pc.RoundOptions(**ROUND_DOWN))
     rest = call("subtract", [left, call("multiply", [quotient, divisor])])
     has_other_sign = call("xor", [call("less", [rest, zero]), call("less", [divisor, zero])])
     is_below = call("and", [call("not_equal", [rest, zero]), has_other_sign])
-    floor = call("if_else", [is_below, call("subtract", [quotient, pa.scalar(1, quotient.type)]), quotient])
+    floor = call("if_else", [is_below, call("subtract", [quotient, scalar(1, quotient.type)]), quotient])
     return floor, call("if_else", [is_below, call("add", [rest, divisor]), rest])
 
 

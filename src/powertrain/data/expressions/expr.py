@@ -416,12 +416,13 @@ class Computed(Expr):
         import pyarrow.compute as pc
 
         if self.function in ("floor_divide", "modulo"):
-            return floor_division(self.function, *self.operands).to_pyarrow()
+            divided: Expr = floor_division(self.function, *self.operands)
+            return divided.to_pyarrow()
         operands = [operand.to_pyarrow() for operand in self.operands]
         plain = OPERATORS.get(self.function)
         made: pc.Expression
         if self.function == "add" and self.is_text:
-            made = pc.binary_join_element_wise(*operands, "")
+            made = pc.binary_join_element_wise(*operands, pc.scalar(""))
             return made
         if plain is not None:
             made = plain(*operands)
