@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Dialog, Page
 
-_ADDRESS = re.compile(r"http://[\d.]+:\d+/\?token=\S+")
+_ADDRESS = re.compile(r"http://[\w.-]+:\d+/\?token=\S+")
 _COMMAND = (sys.executable, "-c", "from powertrain.cli.main import main; main()", "ui")
 
 

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from tests.hostile_run import HOSTILE, HOSTILE_NAME, is_harmless, write_hostile_run
 from tests.recorded_run import EVENTFUL, points, write
 from tests.ui import sample_runs
+from tests.ui.signing_in import sign_in
 
 from powertrain.storage import open_storage
 from powertrain.ui.app import make_app
@@ -24,7 +25,7 @@ TOKEN = "a-token-of-my-own"
 def client(tmp_path: Path) -> Iterator[TestClient]:
     app = make_app(Places(str(tmp_path)), Access(TOKEN), port=80, names=frozenset({"testserver"}))
     with TestClient(app) as client:
-        client.get(f"/?token={TOKEN}")
+        sign_in(client, TOKEN)
         yield client
 
 
@@ -175,6 +176,6 @@ def test_one_run_can_be_shown_alone(tmp_path: Path) -> None:
     places = Places(str(tmp_path), "one")
     app = make_app(places, Access(TOKEN), port=80, names=frozenset({"testserver"}))
     with TestClient(app) as client:
-        client.get(f"/?token={TOKEN}")
+        sign_in(client, TOKEN)
         assert [run["name"] for run in get(client, "/api/runs")["runs"]] == ["one"]
         assert client.get("/api/run", params={"run": "two"}).status_code == 404

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from tests.recorded_run import points, write
+from tests.ui.signing_in import sign_in
 
 from powertrain.ui import app as application
 from powertrain.ui.app import make_app
 from powertrain.ui.places import Places
-from powertrain.ui.security import CONTROL_HEADER, Access, is_allowed_host
+from powertrain.ui.security import KEY_ARGUMENT, KEY_HEADER, MOST_SESSIONS, Access, Session, is_allowed_host
 
 PORT = 8000
 BASE = f"http://127.0.0.1:{PORT}"
@@ -56,7 +57,7 @@ def client(root: Path, access: Access) -> Iterator[TestClient]:
 
 @pytest.fixture
 def signed_in(client: TestClient, access: Access) -> TestClient:
-    assert client.get(f"/?token={access.token}").status_code == 200
+    sign_in(client, access.token)
     return client
 
 
@@ -78,8 +79,43 @@ def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(
     assert "SameSite=strict" in cookie
     assert token not in cookie, "the cookie is another secret"
     assert token not in reply.text
-    assert reply.headers["refresh"] == "0; url=/runs/digits?with=other", "the token leaves the address"
-    assert client.get("/api/runs").status_code == 200
+    assert "other" not in reply.text, "nothing of the request is written into the page"
+    assert client.get("/").status_code == 200
+
+
+def test_the_cookie_alone_reads_and_changes_nothing(root: Path) -> None:
+    """Browsers send it to the servers of other users on this host, which can send it here themselves."""
+    access = Access("a-token-of-my-own")
+    with client_of(root, access, can_control=True) as browser:
+        sign_in(browser, access.token)
+        key = browser.headers.pop(KEY_HEADER)
+        for address in ("/api/runs", "/api/run?run=digits", "/api/logs?run=digits"):
+            assert browser.get(address).status_code == 401
+            assert browser.get(address, headers={KEY_HEADER: "guess"}).status_code == 401
+            assert "digits" not in browser.get(address).text
+        for guess in ("1", "guess", key[:-1]):
+            assert post(browser, {"origin": BASE, KEY_HEADER: guess}) == 401
+        assert key not in browser.get("/").text, "pages do not hand the key out again"
+        assert browser.get("/api/runs", params={KEY_ARGUMENT: key}).status_code == 200
+
+
+def test_each_browser_has_secrets_of_its_own_and_signs_out_alone(root: Path) -> None:
+    access = Access("a-token-of-my-own")
+    with client_of(root, access) as one, client_of(root, access) as other:
+        sign_in(one, access.token)
+        sign_in(other, access.token)
+        mixed = {KEY_HEADER: other.headers[KEY_HEADER]}
+        assert one.get("/api/runs", headers=mixed).status_code == 401
+        assert one.post("/api/sign-out", headers={"origin": BASE}).status_code == 200
+        assert one.get("/").status_code == 401
+        assert other.get("/api/runs").status_code == 200
+
+
+def test_the_oldest_browser_is_signed_out_for_one_too_many() -> None:
+    access = Access("a-token-of-my-own")
+    made = [access.exchange(access.token) for _ in range(MOST_SESSIONS + 1)]
+    assert access.session_of(made[0].cookie) is None  # type: ignore[union-attr]
+    assert all(access.session_of(one.cookie) is one for one in made[1:] if one is not None)
 
 
 def test_a_token_of_ours_is_used_once_and_the_next_one_is_announced(root: Path) -> None:
@@ -87,7 +123,7 @@ def test_a_token_of_ours_is_used_once_and_the_next_one_is_announced(root: Path) 
     access = Access(on_new_token=told.append)
     first = access.token
     with client_of(root, access) as one, client_of(root, access) as other:
-        assert one.get(f"/?token={first}").status_code == 200
+        sign_in(one, first)
         assert other.get(f"/?token={first}").status_code == 401
         assert told == [access.token]
         assert told != [first]
@@ -121,8 +157,10 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("powertrain.ui.security.hmac.compare_digest", compare)
     access = Access("a-token-of-my-own")
     assert access.exchange("guess") is None
-    assert not access.is_session("guess")
-    assert len(compared) == 2
+    assert compared.pop() == (b"guess", b"a-token-of-my-own")
+    access._sessions = [Session("a-cookie", "a-key")]
+    assert access.session_of("guess") is None
+    assert compared == [(b"guess", b"a-cookie")]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +211,7 @@ def test_a_link_on_another_page_leads_here(signed_in: TestClient) -> None:
     assert signed_in.get("/", headers=headers).status_code == 200
 
 
-OWN = {"origin": BASE, CONTROL_HEADER: "1"}
+OWN = {"origin": BASE}
 
 
 def post(client: TestClient, headers: dict[str, str]) -> int:
@@ -184,20 +222,21 @@ def test_it_is_read_only_unless_control_was_allowed(signed_in: TestClient) -> No
     assert post(signed_in, OWN) == 403
 
 
-@pytest.mark.parametrize("missing", ["origin", CONTROL_HEADER])
-def test_a_change_needs_the_origin_and_the_header_of_our_own_page(
-    root: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+def test_a_change_needs_the_origin_and_the_key_of_our_own_page(
+    root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = []
     monkeypatch.setattr(application, "control", lambda found, wanted: sent.append(wanted) or {"ok": True})
     access = Access("a-token-of-my-own")
     with client_of(root, access, can_control=True) as browser:
-        browser.get("/?token=a-token-of-my-own")
-        assert post(browser, {name: value for name, value in OWN.items() if name != missing}) == 403
+        sign_in(browser, access.token)
+        assert post(browser, {}) == 403
         assert post(browser, {**OWN, "origin": "http://evil.example"}) == 403
         assert post(browser, {**OWN, "sec-fetch-site": "cross-site"}) == 403
+        key = browser.headers.pop(KEY_HEADER)
+        assert post(browser, OWN) == 403
         assert not sent
-        assert post(browser, OWN) == 200
+        assert post(browser, {**OWN, KEY_HEADER: key}) == 200
         assert sent == [{"action": "stop"}]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
+import re
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from powertrain.cli.ui import _parent_of, _root_of
 from powertrain.errors import ConfigError
 from powertrain.ui.live import ChangeFeed
 from powertrain.ui.replies import Memo
-from powertrain.ui.serving import ServerOptions, host_names, is_loopback, opened_browser, serve
+from powertrain.ui.serving import ServerOptions, host_names, is_loopback, opened_browser, own_host_name, serve
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
@@ -62,6 +63,12 @@ def test_only_a_server_that_others_reach_is_called_by_the_machines_name() -> Non
     assert socket.gethostname().lower() in host_names("0.0.0.0")
     assert is_loopback("localhost")
     assert not is_loopback("0.0.0.0")
+
+
+def test_each_server_has_a_host_name_that_no_one_guesses() -> None:
+    names = {own_host_name() for _ in range(20)}
+    assert len(names) == 20
+    assert all(re.fullmatch(r"powertrain-[0-9a-f]{16}\.localhost", name) for name in names)
 
 
 def test_the_path_of_a_run_shows_that_run_and_any_other_path_all_runs_in_it(tmp_path: Path) -> None:

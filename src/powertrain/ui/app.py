@@ -48,7 +48,7 @@ def make_app(
         can_control: Whether runs can be stopped and resized.
         interval: Seconds between two looks at a live run at least.
     """
-    dashboard = _Dashboard(places, can_control, ChangeFeeds(interval))
+    dashboard = _Dashboard(places, access, can_control, ChangeFeeds(interval))
     handlers: dict[type[Exception] | int, Any] = {PowertrainError: _refused, OSError: _unreadable}
     app = Starlette(routes=dashboard.routes(), exception_handlers=handlers)
     return Guard(app, access, port, names)
@@ -57,8 +57,9 @@ def make_app(
 class _Dashboard:
     """The endpoints. Those that are not ``async`` run in threads."""
 
-    def __init__(self, places: Places, can_control: bool, feeds: ChangeFeeds) -> None:
-        self._places, self._can_control, self._feeds = places, can_control, feeds
+    def __init__(self, places: Places, access: Access, can_control: bool, feeds: ChangeFeeds) -> None:
+        self._places, self._access = places, access
+        self._can_control, self._feeds = can_control, feeds
         self._replies: Memo[bytes] = Memo()
         self._files = _static_files()
 
@@ -80,6 +81,7 @@ class _Dashboard:
             Route("/api/sweep", self._sweep, methods=get),
             Route("/api/events", self._events, methods=get),
             Route("/api/control", self._control, methods=["POST"]),
+            Route("/api/sign-out", self._sign_out, methods=["POST"]),
         ]
 
     def _page(self, request: Request) -> Response:
@@ -153,6 +155,10 @@ class _Dashboard:
         name = _name(request)
         found = await run_in_threadpool(self._places.find, name)
         return json_reply(await run_in_threadpool(control, found, wanted))
+
+    async def _sign_out(self, request: Request) -> Response:
+        self._access.revoke(request.state.session)
+        return json_reply({"ok": True})
 
     def _kept(self, request: Request, make: Callable[[], Any]) -> Response:
         """Return a reply that is made once for all viewers who ask for the same of the same state."""

@@ -3,6 +3,11 @@
 Any process of the machine can connect to a loopback port, any web page can send requests to it, and a name can be made
 to resolve to it (DNS rebinding). So a request needs a secret that only the person who started the server has seen, its
 ``Host`` must be an address of this server, and its ``Origin``, if there is one, this server's own.
+
+Browsers send a cookie to every port of its host, so a server of another user on 127.0.0.1 can receive ours and send it
+here itself. Two things keep it out. The printed address has a host name of its own, to which no other server's page
+belongs. And data need a second secret beside the cookie, the session's key: only the reply to the token has it, and the
+page keeps it in its local storage, which belongs to one port.
 """
 
 from __future__ import annotations
@@ -12,7 +17,8 @@ import ipaddress
 import secrets
 import threading
 from collections.abc import Callable
-from urllib.parse import parse_qsl, quote, urlencode
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -24,8 +30,10 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-#: A header that no form and no image of another page can send.
-CONTROL_HEADER = "x-powertrain-control"
+#: The header with the session's key, which no form and no image of another page can send. An EventSource has no
+#: headers and sends the key as an argument.
+KEY_HEADER = "x-powertrain-key"
+KEY_ARGUMENT = "key"
 _SAFE_METHODS = ("GET", "HEAD")
 _HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -38,6 +46,16 @@ _HEADERS = {
 }
 #: Minimum length of a token that a user chooses.
 LEAST_TOKEN_LENGTH = 16
+#: Browsers that are signed in at the same time; the oldest is signed out for another one.
+MOST_SESSIONS = 64
+
+
+@dataclass(frozen=True)
+class Session:
+    """The secrets of one browser: its cookie, and the key that only its page holds."""
+
+    cookie: str
+    key: str
 
 
 class Access:
@@ -55,7 +73,8 @@ class Access:
         self._guard = threading.Lock()
         self._is_fixed = bool(token)
         self._token = token or secrets.token_urlsafe(32)
-        self._session = secrets.token_urlsafe(32)
+        #: Oldest first.
+        self._sessions: list[Session] = []
         self._on_new_token = on_new_token
 
     @property
@@ -63,21 +82,32 @@ class Access:
         """The token for the next browser."""
         return self._token
 
-    def exchange(self, token: str) -> str | None:
-        """Return the session of a browser that has shown the token; None for a wrong one."""
+    def exchange(self, token: str) -> Session | None:
+        """Return a new session for a browser that has shown the token; None for a wrong one."""
+        session = Session(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         with self._guard:
             if not _is_equal(token, self._token):
                 return None
+            self._sessions = [*self._sessions[1 - MOST_SESSIONS :], session]
             if self._is_fixed:
-                return self._session
+                return session
             self._token = secrets.token_urlsafe(32)
         if self._on_new_token is not None:
             self._on_new_token(self._token)
-        return self._session
+        return session
 
-    def is_session(self, cookie: str) -> bool:
-        """Return whether a cookie is that of a browser that was let in."""
-        return _is_equal(cookie, self._session)
+    def session_of(self, cookie: str) -> Session | None:
+        """Return the session of a browser that was let in and not signed out; None for any other cookie."""
+        found = None
+        for session in self._sessions:  # all of them, so that the time tells nothing
+            if _is_equal(cookie, session.cookie):
+                found = session
+        return found
+
+    def revoke(self, session: Session) -> None:
+        """Sign a browser out."""
+        with self._guard:
+            self._sessions = [one for one in self._sessions if one is not session]
 
 
 def _is_equal(given: str, expected: str) -> bool:
@@ -151,9 +181,15 @@ class Guard:
         if tokens and scope["method"] == "GET":
             session = self._access.exchange(tokens[-1])
             if session is not None:
-                return self._welcome(scope["path"], [one for one in query if one[0] != "token"], session)
-        if not self._access.is_session(self._cookie_of(headers)):
+                return self._welcome(session)
+        session = self._access.session_of(self._cookie_of(headers))
+        if session is None:
             return HTMLResponse(_LOCKED, 401)
+        if scope["path"].startswith("/api/"):
+            key = headers.get(KEY_HEADER) or dict(query).get(KEY_ARGUMENT, "")
+            if not _is_equal(key, session.key):
+                return PlainTextResponse("The key of the session is missing or wrong.\n", 401)
+        scope["state"] = {**scope.get("state", {}), "session": session}
         return None
 
     def _is_own_page(self, headers: Headers, host: str, method: str) -> bool:
@@ -164,8 +200,7 @@ class Guard:
         if method in _SAFE_METHODS:
             # Links on other pages lead here; their scripts and images do not.
             return site in ("", "same-origin", "none") or headers.get("sec-fetch-mode") == "navigate"
-        has_header = headers.get(CONTROL_HEADER) == "1"
-        return bool(origins) and site in ("", "same-origin") and has_header
+        return bool(origins) and site in ("", "same-origin") and KEY_HEADER in headers
 
     def _cookie_of(self, headers: Headers) -> str:
         for part in headers.get("cookie", "").split(";"):
@@ -174,24 +209,21 @@ class Guard:
                 return value
         return ""
 
-    def _welcome(self, path: str, query: list[tuple[str, str]], session: str) -> Response:
-        """Return a page that sets the cookie and leads to the same address without the token.
+    def _welcome(self, session: Session) -> Response:
+        """Return a page that sets the cookie, keeps the key, and leads to the same address without the token.
 
         It is a page, not a redirect: after a redirect the browser still counts the request as one of the page with the
-        link, and would not send a SameSite=Strict cookie.
+        link, and would not send a SameSite=Strict cookie. Nothing of the request is written into it.
         """
-        response = HTMLResponse(_WELCOME)
-        target = quote(path, safe="/")
-        if target.startswith("//") or "%5C" in target.upper() or not target.startswith("/"):
-            target = "/"  # browsers would read it as the name of another host
-        # In a header, not in the page: nothing of the request is written into HTML.
-        response.headers["Refresh"] = f"0; url={target}" + (f"?{urlencode(query)}" if query else "")
-        response.set_cookie(self._cookie, session, httponly=True, samesite="strict", path="/")
+        response = HTMLResponse(_WELCOME.format(key=session.key))
+        response.set_cookie(self._cookie, session.cookie, httponly=True, samesite="strict", path="/")
         return response
 
 
-_WELCOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Powertrain</title>
-<link rel="icon" href="data:,"><p>Opening the dashboard…</p></html>
+#: The key has only letters, digits, "-" and "_".
+_WELCOME = """<!doctype html><html lang="en" data-key="{key}"><meta charset="utf-8"><title>Powertrain</title>
+<link rel="icon" href="data:,"><script type="module" src="/static/welcome.js"></script>
+<p>Opening the dashboard…</p><noscript>The dashboard needs scripts, all of its own. Allow them here.</noscript></html>
 """
 _LOCKED = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Powertrain: not signed in</title>
 <link rel="icon" href="data:,">

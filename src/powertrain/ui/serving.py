@@ -6,6 +6,7 @@ import contextlib
 import html
 import ipaddress
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -64,14 +65,17 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
     places = Places(options.root, options.only)
     with listening_socket(options.host, options.port) as listener:
         port = listener.getsockname()[1]
-        base = f"http://{_shown_host(options.host)}:{port}/"
+        own_name = own_host_name() if is_loopback(options.host) else ""
+        base = f"http://{own_name or _shown_host(options.host)}:{port}/"
         access = Access(
             options.token, lambda token: say(f"For another browser: {base}?token={quote(token, safe='')}")
         )
-        names = host_names(options.host)
+        names = host_names(options.host) | ({own_name} if own_name else set())
         app = make_app(places, access, port=port, names=names, can_control=options.can_control)
         say(f"The dashboard is at {base}?token={quote(access.token, safe='')}")
-        if not is_loopback(options.host):
+        if own_name:
+            say(f"A browser that cannot find it needs {_shown_host(options.host)} in place of {own_name}.")
+        else:
             say(
                 "The connection is not encrypted: use it in networks that you trust, or through an SSH tunnel."
             )
@@ -136,6 +140,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def own_host_name() -> str:
+    """Return a name of this machine that no other server has.
+
+    Names below "localhost" are this machine's for browsers, without a lookup. Cookies belong to a name and all its
+    ports: under a name of its own a server shares them with none.
+    """
+    return f"powertrain-{secrets.token_hex(8)}.localhost"
 
 
 def host_names(host: str) -> frozenset[str]:
