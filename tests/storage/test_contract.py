@@ -78,6 +78,26 @@ def test_a_value_above_the_limit_is_not_read(storage: Storage) -> None:
         storage.get("a/c", limit=10)
 
 
+def test_a_range_is_read_without_the_rest(storage: Storage) -> None:
+    storage.put("a/b", b"0123456789")
+    assert storage.get_range("a/b", 2, 3) == (b"234", 10)
+    assert storage.get_range("a/b", 7, 100) == (b"789", 10)
+    assert storage.get_range("a/b", 10, 5) == storage.get_range("a/b", 99, 5) == (b"", 10)
+    assert storage.get_range("a/b", 0, 0) == (b"", 10)
+    with pytest.raises(FileNotFoundError):
+        storage.get_range("a/c", 0, 1)
+    with pytest.raises(FileNotFoundError):
+        storage.get_range("a", 0, 1)
+
+
+def test_directories_are_the_first_parts_of_longer_keys(storage: Storage) -> None:
+    assert storage.directories() == []
+    for key in ("run b/journal/1", "run b/checkpoints/a/b/c", "a%20/x", "file"):
+        storage.put(key, b"")
+    assert storage.directories() == ["a%20", "run b"]
+    assert storage.child("run b").directories() == ["checkpoints", "journal"]
+
+
 def test_put_replaces_and_get_gives_the_newest(storage: Storage) -> None:
     storage.put("a/b", b"one")
     storage.put("a/b", b"two")

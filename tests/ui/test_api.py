@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from tests.hostile_run import HOSTILE, HOSTILE_NAME, is_harmless, write_hostile_run
 from tests.recorded_run import EVENTFUL, points, write
@@ -14,7 +17,9 @@ from tests.ui import sample_runs
 from tests.ui.signing_in import sign_in
 
 from powertrain.storage import open_storage
+from powertrain.storage.local import LocalStorage
 from powertrain.ui.app import make_app
+from powertrain.ui.log_pages import MOST_BYTES, last_lines, new_lines, shown_line
 from powertrain.ui.places import Places, id_of, name_of
 from powertrain.ui.security import Access
 
@@ -112,6 +117,70 @@ def test_logs_are_read_from_their_end_searched_and_followed(client: TestClient, 
         file.write("one more\nhalf a li")
     newer = get(client, "/api/logs", run="run", after=page["offset"])
     assert newer["lines"] == ["one more"], "a line that is not complete comes later"
+    assert newer["rest"] == "half a li"
+    again = get(client, "/api/logs", run="run", after=newer["offset"])
+    assert (again["lines"], again["rest"], again["offset"]) == ([], "half a li", newer["offset"])
+
+
+def test_a_log_far_ahead_of_its_viewer_is_shown_from_its_end(client: TestClient, tmp_path: Path) -> None:
+    sample_runs.write_eventful(open_storage(tmp_path / "run"), 1.7e9)
+    path = tmp_path / "run" / "logs" / "attempt-1" / "rank-0.log"
+    page = get(client, "/api/logs", run="run")
+    with path.open("ab") as file:
+        file.write(b"x" * 70 + b"\n")
+        file.write((b"y" * 99 + b"\n") * (MOST_BYTES // 50) + b"\r 10 %\r 20 %")
+    newer = get(client, "/api/logs", run="run", after=page["offset"])
+    assert newer["is_cut"]
+    assert (len(newer["lines"]), newer["rest"]) == (500, " 20 %")
+    older = get(client, "/api/logs", run="run", before=newer["searched_from"], search="step  600")
+    assert older["lines"] == [], "the search is bounded"
+    older = get(client, "/api/logs", run="run", before=older["searched_from"], search="step  600")
+    assert len(older["lines"]) == 1
+    assert older["searched_from"] == 0
+
+
+def test_a_request_reads_a_bounded_part_of_a_log(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample_runs.write_eventful(open_storage(tmp_path / "run"), 1.7e9)
+    with (tmp_path / "run" / "logs" / "attempt-1" / "rank-0.log").open("ab") as file:
+        file.truncate(50 << 20)
+    read, asked = LocalStorage.get_range, []
+
+    def counted(self: LocalStorage, key: str, start: int, length: int) -> Any:
+        asked.append(length)
+        return read(self, key, start, length)
+
+    monkeypatch.setattr(LocalStorage, "get_range", counted)
+    for query in ({}, {"search": "absent"}, {"after": "1"}, {"before": "40000000", "search": "absent"}):
+        asked.clear()
+        get(client, "/api/logs", run="run", **query)
+        assert 0 < sum(length for length in asked if length > 512) <= 2 * MOST_BYTES, query
+
+
+@given(st.binary(max_size=300).map(lambda data: data.replace(b"\0", b"\n")), st.data())
+def test_reading_on_loses_no_line_and_shows_none_twice(data: bytes, draws: st.DataObject) -> None:
+    offset, lines, end = 0, list[str](), 0
+    while end < len(data):
+        end = draws.draw(st.integers(end + 1, len(data)))
+        part = new_lines(data[offset:end], offset, None)
+        lines += part.lines
+        assert part.offset == data.rfind(b"\n", 0, end) + 1
+        offset = part.offset
+    assert lines == [shown_line(line) for line in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]]
+
+
+@given(st.lists(st.sampled_from([b"a", b"ab", b"", b"b" * 30]), max_size=40), st.integers(5, 60))
+def test_searching_further_finds_each_line_once(lines: list[bytes], step: int) -> None:
+    data = b"".join(line + b"\n" for line in lines)
+    end, found = len(data), list[str]()
+    while end > 0:
+        start = max(0, end - step)
+        part = last_lines(data[start:end], start, re.compile("a"))
+        assert part.searched_from < end, "each search goes further"
+        found[:0] = part.lines
+        end = part.searched_from
+    assert [line for line in found if line] == [line.decode() for line in lines if b"a" in line]
 
 
 def test_a_sweep_has_trials_axes_curves_and_importance(client: TestClient, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from tests.recorded_run import points, write
 
 from powertrain.cli.ui import _parent_of, _root_of
 from powertrain.errors import ConfigError
-from powertrain.ui.live import ChangeFeed
+from powertrain.ui.live import ChangeFeed, ChangeFeeds
+from powertrain.ui.places import _Recent
 from powertrain.ui.replies import Memo
 from powertrain.ui.serving import ServerOptions, host_names, is_loopback, opened_browser, own_host_name, serve
 
@@ -113,12 +114,45 @@ async def _first(events, count):  # type: ignore[no-untyped-def]
 def test_a_value_is_made_once_and_an_error_is_not_kept() -> None:
     memo: Memo[int] = Memo(2)
     made = itertools.count()
-    assert [memo.get("a", lambda: next(made)) for _ in range(3)] == [0, 0, 0]
+    assert [memo.get("a", 1, lambda _: next(made)) for _ in range(3)] == [0, 0, 0]
     with pytest.raises(ZeroDivisionError):
-        memo.get("b", lambda: 1 // 0)
-    assert memo.get("b", lambda: next(made)) == 1
-    memo.get("c", lambda: next(made))
-    assert memo.get("a", lambda: next(made)) == 3, "the oldest was dropped"
+        memo.get("b", 1, lambda _: 1 // 0)
+    assert memo.get("b", 1, lambda _: next(made)) == 1
+    memo.get("c", 1, lambda _: next(made))
+    assert memo.get("a", 1, lambda _: next(made)) == 3, "the oldest was dropped"
+    assert not memo._making
+
+
+def test_a_new_version_replaces_the_old_one_and_is_made_from_it() -> None:
+    memo: Memo[list[int]] = Memo(2)
+    memo.get("other", 1, lambda _: [])
+    for version in range(1, 100):
+        grown = memo.get("a", version, lambda before: [*(before or []), version])  # noqa: B023
+        assert len(grown) == version
+    assert memo.get("other", 1, lambda _: [1]) == [], "versions of one run drop no other run"
+
+
+def test_feeds_without_viewers_are_dropped() -> None:
+    feeds = ChangeFeeds()
+
+    async def watch() -> None:
+        events = feeds.of("watched", lambda: 1).events()
+        await anext(events)
+        for number in range(50):
+            feeds.of(f"left-{number}", lambda: 1)
+        assert set(feeds._feeds) == {"watched", "left-49"}
+        await events.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(watch())
+
+
+def test_listings_are_made_again_after_their_age_and_the_oldest_are_dropped() -> None:
+    recent, made = _Recent(most=2), itertools.count()
+    assert [recent.get("a", 1e9, lambda: next(made)) for _ in range(3)] == [0, 0, 0]
+    assert recent.get("a", 0.0, lambda: next(made)) == 1
+    for key in "bcd":
+        recent.get(key, 1e9, lambda: next(made))
+    assert (set(recent._made), recent._making) == ({"c", "d"}, {})
 
 
 def test_a_viewer_that_comes_while_the_last_one_leaves_hears_of_changes() -> None:

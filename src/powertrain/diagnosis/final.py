@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from powertrain.errors import StorageError
 from powertrain.storage import Storage
 from powertrain.storage.base import RECORD_BYTES_LIMIT
 from powertrain.text.loggers import module_logger
+from powertrain.trace.store import RecordedTelemetry
 
 _logger = module_logger(__name__)
 #: In the run's directory.
@@ -57,8 +59,13 @@ def _one_component(name: str) -> str:
     return plain if plain.strip(".") else "_" * len(plain)
 
 
-def report_of(storage: Storage, name: str) -> Report | None:
-    """Return the saved diagnosis of a run, or a new one if it is missing or unreadable; None without telemetry."""
+def report_of(
+    storage: Storage, name: str, telemetry: Callable[[], RecordedTelemetry] | None = None
+) -> Report | None:
+    """Return the saved diagnosis of a run, or a new one if it is missing or unreadable; None without telemetry.
+
+    ``telemetry`` returns the run's records where they have been read already.
+    """
     notes: tuple[str, ...] = ()
     try:
         return from_json(storage.get(SUMMARY, limit=RECORD_BYTES_LIMIT))
@@ -70,7 +77,7 @@ def report_of(storage: Storage, name: str) -> Report | None:
         )
         _logger.warning("%s of the run %r: %s", SUMMARY, name, notes[0])
     try:
-        report = recorded.report_of(storage, name)
+        report = recorded.report_of(storage, name, telemetry=telemetry() if telemetry is not None else None)
     except StorageError:
         return None
     return msgspec.structs.replace(report, notes=(*report.notes, *notes))

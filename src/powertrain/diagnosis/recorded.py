@@ -40,13 +40,20 @@ class Recorded:
 _RECORDS_LIMIT = 200_000
 
 
-def read(storage: Storage, attempt: int | None = None, *, most: int = 0) -> Recorded:
+def read(
+    storage: Storage,
+    attempt: int | None = None,
+    *,
+    most: int = 0,
+    telemetry: store.RecordedTelemetry | None = None,
+) -> Recorded:
     """Return the given attempt; by default the newest one with enough steps, else that with most steps.
 
-    With ``most``, only that many of the newest records of all ranks together are read.
+    With ``most``, only that many of the newest records of all ranks together are used. ``telemetry`` are the run's
+    records where they have been read already.
     Raises StorageError if the run has no records, or no such attempt.
     """
-    telemetry = store.read(storage)
+    telemetry = store.read(storage) if telemetry is None else telemetry
     recorded = sorted({*telemetry.steps, *telemetry.samples})
     if not recorded or (attempt is not None and attempt not in recorded):
         raise StorageError(_explain_missing(storage, attempt, recorded))
@@ -65,9 +72,14 @@ def read(storage: Storage, attempt: int | None = None, *, most: int = 0) -> Reco
     )
 
 
-def report_of(storage: Storage, name: str = "", attempt: int | None = None) -> Report:
-    """Return the diagnosis of a run from its directory alone. Raises like :func:`read`."""
-    recorded = read(storage, attempt, most=_RECORDS_LIMIT)
+def report_of(
+    storage: Storage,
+    name: str = "",
+    attempt: int | None = None,
+    telemetry: store.RecordedTelemetry | None = None,
+) -> Report:
+    """Return the diagnosis of a run from its directory alone. Arguments and errors are those of :func:`read`."""
+    recorded = read(storage, attempt, most=_RECORDS_LIMIT, telemetry=telemetry)
     return diagnose(
         recorded.steps,
         recorded.samples,

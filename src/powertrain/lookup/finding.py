@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -210,6 +211,10 @@ def _unknown(run: str, place: Storage, live: list[str]) -> str:
 
 #: The file that only sweeps have.
 SWEEP_RECORD = "sweep.json"
+#: Kinds of directories with a journal.
+RUN, SWEEP = "run", "sweep"
+#: Runs on remote storage that are looked up at the same time.
+_CONCURRENT_LOOKUPS = 16
 
 
 def real_path(path: str) -> str:
@@ -227,16 +232,38 @@ def run_names(place: Storage) -> list[str]:
     return names_in(place)[0]
 
 
-def names_in(place: Storage) -> tuple[list[str], list[str]]:
-    """Return names below ``place`` that have a journal, or another file in its place; and the sweeps among them."""
+def names_in(place: Storage, known: MutableMapping[str, str] | None = None) -> tuple[list[str], list[str]]:
+    """Return names below ``place`` that have a journal, or another file in its place; and the sweeps among them.
+
+    Args:
+        place: The storage path.
+        known: Kinds of names that an earlier call has found, as :func:`kind_of` returns them. On storage without real
+            files they are not looked up again, and new ones are added.
+    """
     inside = place.local_path("x")
     if inside is not None:  # one run at a time: a run that cannot be listed keeps no other from being listed
         names = sorted(name for name in _directories_in(inside.parent) if _has_journal(place.child(name)))
         return names, [name for name in names if os.path.lexists(inside.parent / name / SWEEP_RECORD)]
-    keys = [entry.key.split("/") for entry in place.list()]
-    names = sorted({parts[0] for parts in keys if len(parts) > 2 and parts[1] == "journal"})
-    sweeps = {parts[0] for parts in keys if len(parts) == 2 and parts[1] == SWEEP_RECORD}
-    return names, [name for name in names if name in sweeps]
+    # Not one listing of all objects: checkpoints have many of them.
+    kinds = {} if known is None else known
+    there = place.directories()
+    new = [name for name in there if name not in kinds]
+    with ThreadPoolExecutor(_CONCURRENT_LOOKUPS, thread_name_prefix="powertrain-names") as pool:
+        found = dict(zip(new, pool.map(lambda name: kind_of(place.child(name)), new), strict=True))
+    kinds |= {name: kind for name, kind in found.items() if kind}  # a run without a journal may get one
+    for name in set(kinds) - set(there):
+        del kinds[name]
+    return [name for name in there if kinds.get(name)], [name for name in there if kinds.get(name) == SWEEP]
+
+
+def kind_of(place: Storage) -> str:
+    """Return :data:`RUN` or :data:`SWEEP` for a directory with a journal, or another file in its place; else ""."""
+    path = place.local_path(SWEEP_RECORD)
+    if path is not None:
+        return "" if not _has_journal(place) else SWEEP if os.path.lexists(path) else RUN
+    if not place.list("journal"):
+        return ""
+    return SWEEP if _has_sweep_record(place) else RUN
 
 
 def _directories_in(path: Path) -> list[str]:

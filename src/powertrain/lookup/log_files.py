@@ -14,6 +14,8 @@ from powertrain.errors import StorageError
 from powertrain.lookup.finding import FoundRun
 from powertrain.lookup.log_lines import LineSplitter, last_matching, matches, read_pieces, start_of_last
 from powertrain.storage import Storage
+from powertrain.storage.addresses import without_secrets
+from powertrain.storage.base import Part
 from powertrain.storage.files.descriptors import open_below
 
 _RANKS_LOG = re.compile(r"logs/attempt-(\d+)/rank-(\d+)\.log")
@@ -74,6 +76,21 @@ class LogFiles:
             with open(descriptor, "rb") as file:
                 yield file
             return
+        raise FileNotFoundError(log.key)
+
+    def read(self, log: LogFile, start: int, length: int) -> Part:
+        """Return some bytes of the current file, and fetch no others; raises ``FileNotFoundError`` if it is gone."""
+        for place in self._places:
+            try:
+                return place.get_range(log.key, start, length)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                where = without_secrets(place.uri)
+                raise StorageError(
+                    f"The log {log.key!r} in {where} cannot be read: {error.strerror or error}. Make it readable, or "
+                    "choose another rank."
+                ) from error
         raise FileNotFoundError(log.key)
 
     def _fetch(self, place: Storage, key: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -13,6 +14,7 @@ from powertrain.lookup.asking import how_it_stands
 from powertrain.run import events as ev
 from powertrain.run import lifecycle
 from powertrain.run.record import journal
+from powertrain.run.record.lease import last_beat
 from powertrain.run.remote import protocol
 from powertrain.storage import Storage
 from powertrain.terminal.text import clock
@@ -21,6 +23,9 @@ from powertrain.terminal.text import clock
 INTERRUPTED = "interrupted"
 #: The state of a run whose journal cannot be read.
 UNREADABLE = "unreadable"
+#: Seconds without a heartbeat, and without a change of any file where there are no heartbeats, after which a run of
+#: another machine counts as silent. Both leave room for clocks that differ.
+_SILENCE_S, _LONG_SILENCE_S = 120.0, 1800.0
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,34 @@ def state_in_words(run: lifecycle.RunState, starts: Sequence[ev.RunStarted]) -> 
     if start.host == socket.gethostname() and not was_running(start.pid, start.time):
         return INTERRUPTED
     return run.state
+
+
+def silent_since(
+    place: Storage, run: lifecycle.RunState, starts: Sequence[ev.RunStarted], now: float
+) -> float:
+    """Return when a run of another machine was last heard of, where that is long ago; 0.0 for any other run.
+
+    Its heartbeat counts. A file system has none, so there the newest change of its journal, metrics and telemetry does.
+    """
+    if run.state in lifecycle.ENDED or not starts or starts[-1].host == socket.gethostname():
+        return 0.0
+    try:
+        beat = last_beat(place, run.lease)
+        if beat is not None:
+            return beat if now - beat > _SILENCE_S else 0.0
+        newest = max(_newest_change(place, prefix) for prefix in ("journal", "metrics", "telemetry"))
+    except OSError:
+        return 0.0
+    return newest if newest and now - newest > _LONG_SILENCE_S else 0.0
+
+
+def _newest_change(place: Storage, prefix: str) -> float:
+    """Return the time of the last change of the newest files below ``prefix``; 0.0 without any."""
+    found = 0.0
+    for entry in place.list(prefix)[-2:]:
+        with contextlib.suppress(FileNotFoundError):
+            found = max(found, place.modified(entry.key))
+    return found
 
 
 def was_running(pid: int, at: float) -> bool:

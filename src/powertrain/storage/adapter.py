@@ -23,6 +23,7 @@ from powertrain.storage.base import (
     TEMPORARY_PREFIX,
     Entry,
     FileDigest,
+    Part,
     Storage,
     check_key,
     is_abandoned,
@@ -188,6 +189,17 @@ class FilesystemStorage:
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         return join_within(self._content(key), key, limit)
 
+    def get_range(self, key: str, start: int, length: int) -> Part:
+        path = self._path(key)
+        if not self._exists(path):
+            raise FileNotFoundError(errno.ENOENT, "no such key", key)
+        with self._fs.open_input_file(path) as file:
+            size = int(file.size())
+            if start >= size:
+                return Part(b"", size)
+            file.seek(start)
+            return Part(file.read(length), size)
+
     def get_file(self, key: str, path: str | Path) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -226,6 +238,16 @@ class FilesystemStorage:
     def list(self, prefix: str = "") -> list[Entry]:
         files = ((path, info.size) for path, info in self._files(prefix))
         return sorted(Entry(path, size) for path, size in files if not _is_temporary(path))
+
+    def directories(self) -> Sequence[str]:
+        from pyarrow import fs
+
+        try:
+            found = self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+        except NotADirectoryError:
+            return []
+        names = (_below(self._root, info.path) for info in found if info.type == fs.FileType.Directory)
+        return sorted(name for name in names if not _is_temporary(name))
 
     def _content(self, key: str) -> Iterator[bytes]:
         path = self._path(key)

@@ -20,7 +20,7 @@ import errno
 import os
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -54,6 +54,13 @@ class FileDigest(NamedTuple):
     xxh3: str
 
 
+class Part(NamedTuple):
+    """Some bytes of a value, and the size of the whole value."""
+
+    data: bytes
+    size: int
+
+
 class Storage(Protocol):
     """A place that keeps values under keys. See the module's docstring for keys and errors."""
 
@@ -83,6 +90,12 @@ class Storage(Protocol):
         A value of more than ``limit`` bytes is not read: it raises ``OSError`` with ``EFBIG``.
         """
 
+    def get_range(self, key: str, start: int, length: int) -> Part:
+        """Return up to ``length`` bytes of ``key`` from ``start`` on, without reading the others; none after its end.
+
+        Raises ``FileNotFoundError`` for a missing key.
+        """
+
     def get_file(self, key: str, path: str | Path) -> None:
         """Write the value under ``key`` to a local file, whose directory is made if absent."""
 
@@ -95,6 +108,10 @@ class Storage(Protocol):
 
     def list(self, prefix: str = "") -> list[Entry]:
         """Return everything below ``prefix``, sorted by key; unfinished writes are never in it."""
+
+    def directories(self) -> Sequence[str]:
+        """Return the first parts of keys that have more than one, sorted. The keys below them are not listed, and a
+        file system may have directories without any."""
 
     def move(self, source: str, key: str) -> None:
         """Move the value of ``source`` to ``key``, replacing an earlier value."""

@@ -14,7 +14,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -26,6 +26,7 @@ from powertrain.storage.base import (
     TEMPORARY_PREFIX,
     Entry,
     FileDigest,
+    Part,
     Storage,
     check_key,
     is_abandoned,
@@ -177,6 +178,11 @@ class LocalStorage:
         except (IsADirectoryError, NotADirectoryError) as error:
             raise FileNotFoundError(errno.ENOENT, "no such key", key) from error
 
+    def get_range(self, key: str, start: int, length: int) -> Part:
+        with self._opened(key) as file:
+            size = os.fstat(file.fileno()).st_size
+            return Part(os.pread(file.fileno(), max(0, min(length, size - start)), start), size)
+
     def get_file(self, key: str, path: str | Path) -> None:
         with self._opened(key) as source:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -205,6 +211,14 @@ class LocalStorage:
             for key, size in self._files(prefix)
             if not key.rpartition("/")[2].startswith(TEMPORARY_PREFIX)
         )
+
+    def directories(self) -> Sequence[str]:
+        try:
+            with open_directory(self._base, self._parts) as top, os.scandir(top) as entries:
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(name for name in names if not name.startswith(TEMPORARY_PREFIX))
 
     # -- forgetting
 

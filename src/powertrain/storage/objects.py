@@ -36,6 +36,7 @@ from powertrain.storage.base import (
     TIMEOUT_S,
     Entry,
     FileDigest,
+    Part,
     check_key,
     is_abandoned,
     temporary_name,
@@ -240,6 +241,21 @@ class ObjectStorage:
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         return b"".join(self._content(self._name(key), key, limit))
 
+    def get_range(self, key: str, start: int, length: int) -> Part:
+        import obstore
+
+        name = self._name(key)
+
+        def attempt(client: Any) -> Part:
+            meta = obstore.head(client, name)
+            size = int(meta["size"])
+            if start >= size or length <= 0:  # stores refuse an empty range
+                return Part(b"", size)
+            options: Any = {"range": (start, min(start + length, size)), "if_match": meta["e_tag"]}
+            return Part(bytes(obstore.get(client, name, options=options).bytes()), size)
+
+        return self._persist(attempt, key=key)
+
     def get_file(self, key: str, path: str | Path) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -272,6 +288,14 @@ class ObjectStorage:
     def list(self, prefix: str = "") -> list[Entry]:
         entries = (Entry(key, meta["size"]) for key, meta in self._listing(prefix))
         return sorted(entry for entry in entries if not _is_temporary(entry.key))
+
+    def directories(self) -> Sequence[str]:
+        import obstore
+
+        top = _encoded(self._address.prefix)
+        found = self._persist(lambda client: obstore.list_with_delimiter(client, top or None))
+        names = (_decoded(path.rstrip("/").rpartition("/")[2]) for path in found["common_prefixes"])
+        return sorted(name for name in names if not _is_temporary(name))
 
     def _exists(self, name: str) -> bool:
         import obstore

@@ -16,9 +16,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from powertrain.errors import PowertrainError
-from powertrain.ui import listing, log_pages, run_pages, sweep_pages
+from powertrain.ui import log_pages, run_pages, sweep_pages
 from powertrain.ui.control import control
-from powertrain.ui.live import LOOK_INTERVAL_S, ChangeFeeds
+from powertrain.ui.listing import RunList
+from powertrain.ui.live import LOOK_INTERVAL_S, ChangeFeeds, version_text
 from powertrain.ui.places import Places, name_of
 from powertrain.ui.queries import BadQuery
 from powertrain.ui.replies import Memo, encoded, json_reply
@@ -48,7 +49,7 @@ def make_app(
         can_control: Whether runs can be stopped and resized.
         interval: Seconds between two looks at a live run at least.
     """
-    dashboard = _Dashboard(places, access, can_control, ChangeFeeds(interval))
+    dashboard = _Dashboard(places, access, can_control, ChangeFeeds(interval, is_near=places.is_near))
     handlers: dict[type[Exception] | int, Any] = {PowertrainError: _refused, OSError: _unreadable}
     app = Starlette(routes=dashboard.routes(), exception_handlers=handlers)
     return Guard(app, access, port, names)
@@ -61,6 +62,7 @@ class _Dashboard:
         self._places, self._access = places, access
         self._can_control, self._feeds = can_control, feeds
         self._replies: Memo[bytes] = Memo()
+        self._runs = RunList(places)
         self._files = _static_files()
 
     def routes(self) -> list[Route]:
@@ -94,17 +96,16 @@ class _Dashboard:
         return Response(self._files[name], media_type=_TYPES[name.rpartition(".")[2]])
 
     def _list(self, request: Request) -> Response:
-        content = self._timed("", lambda: listing.list_runs(self._places))
-        return json_reply({**content, "can_control": self._can_control})
+        version = self._runs.version()
+        shown = {"can_control": self._can_control, "version": version_text(version)}
+        return self._reply("", request, (version, _this_second()), lambda: {**self._runs.all(), **shown})
 
     def _sparks(self, request: Request) -> Response:
         names = [name_of(one) for one in request.query_params.getlist("run")]
-        return json_reply(self._timed("", lambda: listing.sparks(self._places, names)))
+        return json_reply(self._timed("", lambda: self._runs.sparks(names)))
 
     def _run(self, request: Request) -> Response:
-        name = _name(request)
-        page = self._timed(name, lambda: run_pages.run_page(self._places, name))
-        return json_reply({**page, "can_control": self._can_control})
+        return self._page_of(request, lambda name: run_pages.run_page(self._places, name))
 
     def _lines(self, request: Request) -> Response:
         name, query = _name(request), request.query_params
@@ -120,12 +121,11 @@ class _Dashboard:
         return self._kept(request, lambda: run_pages.run_resources(self._places, name, query))
 
     def _logs(self, request: Request) -> Response:
-        found = self._places.find(_name(request))
-        return json_reply(log_pages.log_page(found, request.query_params))
+        files, there = self._places.logs(_name(request))
+        return json_reply(log_pages.log_page(files, there, request.query_params))
 
     def _sweep(self, request: Request) -> Response:
-        found = self._places.find(_name(request))
-        return json_reply({**sweep_pages.sweep_page(found), "can_control": self._can_control})
+        return self._page_of(request, lambda name: sweep_pages.sweep_page(self._places.sweep(name)))
 
     async def _events(self, request: Request) -> Response:
         name = _name(request) if "run" in request.query_params else ""
@@ -133,7 +133,7 @@ class _Dashboard:
             await run_in_threadpool(self._places.find, name)  # raises if there is none
 
         def version() -> object:
-            return self._places.version(name) if name else listing.list_version(self._places)
+            return self._places.version(name) if name else self._runs.version()
 
         feed = self._feeds.of(name, version)
         return StreamingResponse(feed.events(), media_type="text/event-stream")
@@ -160,11 +160,22 @@ class _Dashboard:
         self._access.revoke(request.state.session)
         return json_reply({"ok": True})
 
-    def _kept(self, request: Request, make: Callable[[], Any]) -> Response:
-        """Return a reply that is made once for all viewers who ask for the same of the same state."""
+    def _page_of(self, request: Request, make: Callable[[str], dict[str, Any]]) -> Response:
+        """Return what a page of a run shows, with the version by which its events name the same state."""
         name = _name(request)
-        key = (request.url.path, request.url.query, self._places.version(name))
-        content = self._replies.get(key, lambda: self._timed(name, lambda: encoded(make())))
+        version = self._places.version(name)
+        shown = {"can_control": self._can_control, "version": version_text(version)}
+        # Durations and the status of a live run change by themselves.
+        return self._reply(name, request, (version, _this_second()), lambda: {**make(name), **shown})
+
+    def _kept(self, request: Request, make: Callable[[], Any]) -> Response:
+        name = _name(request)
+        return self._reply(name, request, self._places.version(name), make)
+
+    def _reply(self, name: str, request: Request, version: object, make: Callable[[], Any]) -> Response:
+        """Return a reply that is made once for all viewers who ask for the same of the same state."""
+        key = (request.url.path, request.url.query)
+        content = self._replies.get(key, version, lambda _: self._timed(name, lambda: encoded(make())))
         return Response(content, media_type="application/json")
 
     def _timed(self, name: str, make: Callable[[], Any]) -> Any:
@@ -173,6 +184,10 @@ class _Dashboard:
             return make()
         finally:
             self._feeds.note(name, time.monotonic() - began)
+
+
+def _this_second() -> int:
+    return int(time.time())
 
 
 def _name(request: Request) -> str:

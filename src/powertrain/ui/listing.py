@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from powertrain.diagnosis import final
+from powertrain.diagnosis.summary import Report
 from powertrain.errors import PowertrainError
 from powertrain.lookup import sweeps
-from powertrain.lookup.summaries import UNREADABLE, summarize
+from powertrain.lookup.finding import real_path
+from powertrain.lookup.summaries import INTERRUPTED, UNREADABLE, silent_since, summarize
+from powertrain.run import events as ev
+from powertrain.run import lifecycle
 from powertrain.run.metrics import curves
 from powertrain.run.record import run_json
 from powertrain.storage.addresses import without_secrets
 from powertrain.ui.places import Places, RunRecord, id_of
+from powertrain.ui.replies import Memo
 from powertrain.views.metrics import spark
 from powertrain.views.overview import finding_view
 
@@ -23,69 +28,114 @@ _UNREADABLE_ERRORS = (PowertrainError, OSError, ValueError, OverflowError, Recur
 #: The most runs of one request for curves.
 MOST_SPARKS = 50
 _MOST_VALUES = 3
+#: Rows that are kept: more than a directory usually has.
+_MOST_ROWS = 20_000
 
 
-def list_runs(places: Places) -> dict[str, Any]:
-    """Return all runs and sweeps, from their journals alone."""
-    names, of_sweeps = places.names()
-    runs = [_run(places, name) for name in names if name not in of_sweeps]
-    return {
-        "root": without_secrets(places.root.uri),
-        "now": time.time(),
-        "runs": sorted(runs, key=lambda run: -float(run["started"])),
-        "sweeps": [_sweep(places, name) for name in of_sweeps],
-    }
+class RunList:
+    """The list, of which rows are made again only for runs that have changed or go on."""
 
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._rows: Memo[dict[str, Any]] = Memo(_MOST_ROWS)
+        self._sparks: Memo[dict[str, Any]] = Memo(_MOST_ROWS)
 
-def list_version(places: Places) -> object:
-    """Return a value that changes with the list."""
-    names, _ = places.names()
-    found = []
-    for name in names:
+    def all(self) -> dict[str, Any]:
+        """Return all runs and sweeps, from their journals alone."""
+        names, of_sweeps = self._places.names()
+        runs = [self._row(name, self._run) for name in names if name not in set(of_sweeps)]
+        return {
+            "root": without_secrets(self._places.root.uri),
+            "now": time.time(),
+            "runs": sorted(runs, key=lambda run: -float(run["started"])),
+            "sweeps": [self._row(name, self._sweep) for name in of_sweeps],
+        }
+
+    def version(self) -> object:
+        """Return a value that changes with the list: with journals, and with metrics of runs that go on."""
+        names, _ = self._places.names()
+        found: list[tuple[str, object]] = []
+        for name in names:
+            try:
+                versions = (self._places.journal_version(name), self._places.metrics_version(name))
+                found.append((name, versions))
+            except _UNREADABLE_ERRORS as error:
+                found.append((name, str(error)))
+        return found, sorted(self._places.live())
+
+    def sparks(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the small curve, the last values and the top finding of these runs."""
+        return [{"id": id_of(name), **self._spark(name)} for name in names[:MOST_SPARKS]]
+
+    def _row(self, name: str, make: Callable[[str], tuple[dict[str, Any], bool]]) -> dict[str, Any]:
+        """Return the row of a run or sweep; that of one which is over is kept."""
+        shown: dict[str, Any] = {"id": id_of(name), "name": name}
+        places = self._places
         try:
-            found.append((name, places.root.child(name).list("journal")))
+            version = places.journal_version(name)
+            is_live = real_path(places.root.child(name).uri) in places.live()
+
+            def row(before: object) -> dict[str, Any]:
+                made, is_over = make(name)
+                if not is_over:
+                    raise _GoesOn({**made, **shown})
+                places.settle(name, version)
+                return {**made, **shown}
+
+            return self._rows.get(name, (version, is_live), row)
+        except _GoesOn as going:
+            return going.row
         except _UNREADABLE_ERRORS as error:
-            found.append((name, [str(error)]))  # type: ignore[list-item]
-    return found, sorted(places.live())
+            return {**shown, "state": UNREADABLE, "reason": str(error), "started": 0.0}
 
-
-def _run(places: Places, name: str) -> dict[str, Any]:
-    shown: dict[str, Any] = {"id": id_of(name), "name": name}
-    try:
-        record = places.record(name)
+    def _run(self, name: str) -> tuple[dict[str, Any], bool]:
+        record = self._places.record(name)
         summary = summarize(name, record.facts)
-    except _UNREADABLE_ERRORS as error:
-        return {**shown, "state": UNREADABLE, "reason": str(error), "started": 0.0}
-    pid = record.found.live.card.pid if record.found.live is not None else 0
-    return {**asdict(summary), **shown, "pid": pid, "reason": record.state.reason}
+        live = record.found.live
+        row = {
+            **asdict(summary),
+            "pid": live.card.pid if live is not None else 0,
+            "reason": record.state.reason,
+            "silent_since": silence_of(record),
+        }
+        return row, live is None and summary.state in (*lifecycle.ENDED, INTERRUPTED)
 
+    def _sweep(self, name: str) -> tuple[dict[str, Any], bool]:
+        sweep = self._places.sweep(name)
+        summary = sweeps.summary_of(sweep.found, sweep.watch, sweep.settings)
+        return asdict(summary), sweep.found.live is None and summary.state not in ("running", UNREADABLE)
 
-def _sweep(places: Places, name: str) -> dict[str, Any]:
-    shown: dict[str, Any] = {"id": id_of(name), "name": name}
-    try:
-        return {**asdict(sweeps.summarize(places.find(name))), **shown}
-    except _UNREADABLE_ERRORS as error:
-        return {**shown, "state": UNREADABLE, "reason": str(error), "started": 0.0}
-
-
-def sparks(places: Places, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the small curve, the last values and the top finding of these runs."""
-    found = []
-    for name in names[:MOST_SPARKS]:
+    def _spark(self, name: str) -> dict[str, Any]:
         try:
-            found.append({"id": id_of(name), **_spark(places.record(name))})
+            version = self._places.version(name)
+            return self._sparks.get(name, version, lambda _: _spark(self._places, self._places.record(name)))
         except _UNREADABLE_ERRORS as error:
-            found.append({"id": id_of(name), "error": str(error)})
-    return found
+            return {"error": str(error)}
 
 
-def _spark(record: RunRecord) -> dict[str, Any]:
+class _GoesOn(Exception):
+    """The row of a run that goes on, which is not kept: it changes with the time."""
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        super().__init__()
+        self.row = row
+
+
+def silence_of(record: RunRecord) -> float:
+    """Return when a run of another machine was last heard of, where that is long ago; else 0.0."""
+    if record.found.live is not None:
+        return 0.0
+    starts = [fact for fact in record.facts if isinstance(fact, ev.RunStarted)]
+    return silent_since(record.found.place, record.state, starts, time.time())
+
+
+def _spark(places: Places, record: RunRecord) -> dict[str, Any]:
     place = record.found.place
     names = curves.metric_names(place, record.state)
     chosen = choose_metric(names, _score_attribute(record))
     others = [name for name in names if name != chosen][: _MOST_VALUES - 1]
     small = spark(place, record.state, chosen) if chosen else None
-    report = final.report_of(place, record.found.name) if record.has_ended else None
+    report = _report(places, record) if record.has_ended else None
     told = [one for one in report.findings if one.severity != "info"] if report is not None else []
     return {
         "spark": small,
@@ -96,6 +146,10 @@ def _spark(record: RunRecord) -> dict[str, Any]:
         ],
         "finding": finding_view(told[0]) if told else None,
     }
+
+
+def _report(places: Places, record: RunRecord) -> Report | None:
+    return final.report_of(record.found.place, record.found.name, lambda: places.telemetry(record))
 
 
 def _score_attribute(record: RunRecord) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -26,21 +27,37 @@ _LOAD = 0.05
 _COMMENT_INTERVAL_S = 10.0
 
 
+def version_text(version: object) -> str:
+    """Return a version as viewers get it: in events, and in the replies that they belong to."""
+    return hashlib.sha256(repr(version).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
 class ChangeFeed:
     """Changes of one run, or of the list of runs, for any number of viewers.
 
     Args:
         version: Returns a value that changes with the run. Called in a thread.
         interval: Seconds between two looks at least.
+        longest: The most seconds between two looks, however long one takes.
     """
 
-    def __init__(self, version: Callable[[], object], interval: float = LOOK_INTERVAL_S) -> None:
-        self._version, self._interval = version, interval
+    def __init__(
+        self,
+        version: Callable[[], object],
+        interval: float = LOOK_INTERVAL_S,
+        longest: float = _LONGEST_INTERVAL_S,
+    ) -> None:
+        self._version, self._interval, self._longest = version, interval, longest
         self._viewers: set[asyncio.Queue[str]] = set()
         self._task: asyncio.Task[None] | None = None
         self._newest = ""
         #: Seconds that replies about the newest version took.
         self.seconds_spent = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no viewers."""
+        return not self._viewers
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield an event for the current version, and for each one after it."""
@@ -78,11 +95,11 @@ class ChangeFeed:
                     queue.put_nowait(version)
             took = time.monotonic() - began + self.seconds_spent
             self.seconds_spent = 0.0
-            await asyncio.sleep(min(max(self._interval, took / _LOAD), _LONGEST_INTERVAL_S))
+            await asyncio.sleep(min(max(self._interval, took / _LOAD), self._longest))
 
     def _version_text(self) -> str:
         try:
-            return hashlib.sha256(repr(self._version()).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+            return version_text(self._version())
         except (PowertrainError, OSError):
             return "gone"
         except Exception:  # a bug of ours: the other viewers and later looks must not pay for it
@@ -91,17 +108,26 @@ class ChangeFeed:
 
 
 class ChangeFeeds:
-    """The feed of each run that has viewers."""
+    """The feed of each run that has viewers.
 
-    def __init__(self, interval: float = LOOK_INTERVAL_S) -> None:
+    Args:
+        interval: Seconds between two looks at least.
+        is_near: Whether looking costs only this machine's time. Requests to remote storage are also paid for, so there
+            the time between two looks has no upper bound.
+    """
+
+    def __init__(self, interval: float = LOOK_INTERVAL_S, *, is_near: bool = True) -> None:
         self._interval = interval
+        self._longest = _LONGEST_INTERVAL_S if is_near else math.inf
         self._feeds: dict[str, ChangeFeed] = {}
 
     def of(self, name: str, version: Callable[[], object]) -> ChangeFeed:
-        """Return the feed of a run, or of the list of runs for ""."""
-        return self._feeds.setdefault(name, ChangeFeed(version, self._interval))
+        """Return the feed of a run, or of the list of runs for ""; those of others without viewers are dropped."""
+        self._feeds = {key: feed for key, feed in self._feeds.items() if key == name or not feed.is_idle}
+        return self._feeds.setdefault(name, ChangeFeed(version, self._interval, self._longest))
 
     def note(self, name: str, seconds: float) -> None:
         """Count the time that a reply about a run took."""
-        if name in self._feeds:
-            self._feeds[name].seconds_spent += seconds
+        feed = self._feeds.get(name)
+        if feed is not None:
+            feed.seconds_spent += seconds

@@ -13,14 +13,16 @@ from powertrain.run import events as ev
 from powertrain.run.metrics import curves, reading
 from powertrain.storage.addresses import without_secrets
 from powertrain.terminal.text import metric_pairs
+from powertrain.ui.listing import silence_of
 from powertrain.ui.places import Places, RunRecord, id_of
 from powertrain.ui.queries import BadQuery, number, whole
 from powertrain.views import history, machine, metrics, overview, timeline
 
 #: Bounds of what a page may ask for.
 _MOST_PIXELS, _MOST_COLUMNS, _MOST_ROWS = 2000, 800, 256
-#: Curves that one reply has at most.
-_MOST_CURVES = 64
+#: Curves that one reply has at most, and events.
+MOST_CURVES = 64
+_MOST_EVENTS = 300
 
 
 def run_page(places: Places, name: str) -> dict[str, Any]:
@@ -29,7 +31,8 @@ def run_page(places: Places, name: str) -> dict[str, Any]:
     found, facts, place = record.found, record.facts, record.found.place
     stands = how_it_stands(found.live) if found.live is not None else None
     summary = summarize(name, facts, stands.row if stands is not None else 0)
-    parts = history.spans(facts, _known_until(record, summary.state))
+    silent = silence_of(record)
+    parts = history.spans(facts, silent or _known_until(record, summary.state))
     start = next((fact for fact in reversed(facts) if isinstance(fact, ev.RunStarted)), None)
     unread: dict[str, str] = {}
 
@@ -47,20 +50,24 @@ def run_page(places: Places, name: str) -> dict[str, Any]:
         "path": without_secrets(place.uri),
         "reason": record.state.reason,
         "now": time.time(),
+        "silent_since": silent,
         "is_live": found.live is not None,
         "pid": found.live.card.pid if found.live is not None else 0,
         "host": start.host if start is not None else "",
         "engine": start.engine if start is not None else "",
         "ranks": record.world_size,
         "stands": stands,
+        "most_curves": MOST_CURVES,
         "metrics": read("metrics", lambda: curves.metric_names(place, record.state), []),
         "last": metric_pairs(last, limit=60),
         "spans": [asdict(span) for span in parts],
         "goodput": history.goodput(parts),
         "marks": history.marks(facts),
-        "events": history.happenings(facts),
+        "events": history.happenings(facts, _MOST_EVENTS),
         "checkpoints": read("checkpoints", lambda: overview.checkpoints(place, facts, record.state), None),
-        "diagnosis": read("diagnosis", lambda: overview.diagnosis(place, name), None),
+        "diagnosis": read(
+            "diagnosis", lambda: overview.diagnosis(place, name, lambda: places.telemetry(record)), None
+        ),
         "unread": unread,
     }
 
@@ -81,7 +88,7 @@ def run_lines(places: Places, name: str, query: Mapping[str, str], wanted: list[
     content = metrics.metric_lines(
         record.found.place,
         record.state,
-        wanted[: max(1, _MOST_CURVES // len(ranks))],
+        wanted[: max(1, MOST_CURVES // len(ranks))],
         ranks=ranks,
         pixels=pixels,
         rows=rows,

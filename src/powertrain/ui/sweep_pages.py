@@ -9,25 +9,23 @@ from typing import Any
 from powertrain.checkpoint.manifest import from_json_value
 from powertrain.errors import StorageError
 from powertrain.lookup.finding import FoundRun
-from powertrain.lookup.sweeps import SweepWatch, objective, read_record, summary_of
+from powertrain.lookup.sweeps import objective, summary_of
 from powertrain.storage.addresses import without_secrets
 from powertrain.tune.plots import MISSING, explain_ranks, scale_values
 from powertrain.tune.reporter.table import find_best, status_of
 from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.trial import Trial, flat_numbers
-from powertrain.ui.places import id_of
+from powertrain.ui.places import SweepRecord, id_of
 
 #: Points of a learning curve, trials with a curve, and parameters.
 _MOST_POINTS, _MOST_CURVES, _MOST_PARAMETERS = 200, 200, 12
 
 
-def sweep_page(found: FoundRun) -> dict[str, Any]:
+def sweep_page(sweep: SweepRecord) -> dict[str, Any]:
     """Return a sweep, from its journal and ``sweep.json`` alone."""
-    watch = SweepWatch(found)
-    facts = watch.look()
+    found, watch, record = sweep.found, sweep.watch, sweep.settings
     if watch.start is None:
         raise StorageError(f"The sweep {found.name!r} cannot be shown: it has no journal.")
-    record = read_record(found)
     metric, mode = objective(watch.sweep, record)
     trials = watch.trials
     best = find_best(trials, metric, mode)
@@ -43,7 +41,7 @@ def sweep_page(found: FoundRun) -> dict[str, Any]:
         "best_trial": best.name if best is not None else None,
         "trials": [_trial(found, trial, metric) for trial in trials],
         "axes": [_axis(trials, path, scores) for path in paths[:_MOST_PARAMETERS]],
-        "curves": _curves(facts, trials, metric),
+        "curves": _curves(sweep.facts, trials, metric),
     }
 
 

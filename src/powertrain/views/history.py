@@ -140,14 +140,16 @@ def marks(facts: Sequence[ev.Event]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda mark: float(mark["time"]))
 
 
-def happenings(facts: Sequence[ev.Event]) -> list[dict[str, Any]]:
-    """Return the events of a run for a table, oldest first."""
-    found = []
-    for fact in facts:
+def happenings(facts: Sequence[ev.Event], most: int | None = None) -> list[dict[str, Any]]:
+    """Return the events of a run for a table, oldest first; the newest ``most`` if given."""
+    found: list[dict[str, Any]] = []
+    for fact in reversed(facts):
+        if len(found) == most:
+            break
         told = _told(fact)
         if told is not None:
             found.append({"time": fact.time, "kind": told[0], "words": told[1]})
-    return found
+    return found[::-1]
 
 
 def _told(fact: ev.Event) -> tuple[str, str] | None:

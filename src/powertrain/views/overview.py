@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from powertrain.checkpoint import committed
@@ -15,6 +15,7 @@ from powertrain.run import events as ev
 from powertrain.run.lifecycle import RunState
 from powertrain.storage import Storage
 from powertrain.terminal.text import metric_pairs
+from powertrain.trace.store import RecordedTelemetry
 from powertrain.worker.data.shards import in_words, positions_in
 
 #: The most metrics of a checkpoint that are shown.
@@ -52,9 +53,14 @@ def _best(storage: Storage, manifests: Sequence[Manifest]) -> str:
     return run.best()
 
 
-def diagnosis(storage: Storage, name: str) -> dict[str, Any] | None:
-    """Return the findings and the time of phases; None if no steps were recorded."""
-    report = final.report_of(storage, name)
+def diagnosis(
+    storage: Storage, name: str, telemetry: Callable[[], RecordedTelemetry] | None = None
+) -> dict[str, Any] | None:
+    """Return the findings and the time of phases; None if no steps were recorded.
+
+    ``telemetry`` returns the run's records where they have been read already.
+    """
+    report = final.report_of(storage, name, telemetry)
     return report_view(report) if report is not None else None
 
 

@@ -204,6 +204,14 @@ def current_holder(storage: Storage) -> LeaseHolder | None:
     return _newest_holder(storage, [entry.key for entry in storage.list("lease")])
 
 
+def last_beat(storage: Storage, number: int) -> float | None:
+    """Return the time of the last heartbeat of a lease by the storage's clock; None where holders send none."""
+    try:
+        return storage.modified(_beat_key(number))
+    except FileNotFoundError:
+        return None
+
+
 def _newest_holder(storage: Storage, keys: list[str]) -> LeaseHolder | None:
     for number in sorted(_numbers(keys), reverse=True):
         try:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from powertrain.errors import StorageError
 from powertrain.storage import Entry, FileDigest, Storage, check_key
 from powertrain.storage.addresses import without_secrets
+from powertrain.storage.base import Part
 from powertrain.storage.local import LocalStorage
 from powertrain.text.loggers import module_logger
 
@@ -147,6 +148,9 @@ class Shipped:
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         return self._place_of(key).get(key, limit=limit)
 
+    def get_range(self, key: str, start: int, length: int) -> Part:
+        return self._place_of(key).get_range(key, start, length)
+
     def get_file(self, key: str, path: str | Path) -> None:
         self._place_of(key).get_file(key, path)
 
@@ -163,6 +167,10 @@ class Shipped:
                 found.pop(key, None)
             found |= {entry.key: entry for entry in self._spool.list(prefix) if is_spooled(entry.key)}
         return [found[key] for key in sorted(found)]
+
+    def directories(self) -> Sequence[str]:
+        mine = self._spool.directories() if not self._closed else ()
+        return sorted({*self._storage.directories(), *mine})
 
     # -- forgetting
 
