@@ -45,7 +45,10 @@ def test_pixels_show_phases_where_they_were() -> None:
     assert share_of(content, phases.FORWARD).tolist() == [[1, 0, 0, 0]]
     assert share_of(content, phases.BACKWARD).tolist() == [[0, 1, 0, 0]]
     assert share_of(content, phases.INPUT).tolist() == [[0, 0, 1, 1]]
-    assert content["steps"] == [{"count": 2, "median": 4.0, "longest": 4.0}]
+    (times,) = content["steps"]
+    assert (times["count"], times["median"], times["longest"]) == (2, 4.0, 4.0)
+    shown = {ORDER[place]: share for place, share in enumerate(times["shares"]) if share}
+    assert shown == {phases.INPUT: 0.5, phases.FORWARD: 0.25, phases.BACKWARD: 0.25}
 
 
 def test_a_window_shows_a_part_and_a_gap_between_attempts_is_empty() -> None:
@@ -89,6 +92,31 @@ def test_of_many_ranks_a_row_shows_the_one_that_works_longest() -> None:
     forward = (cells == ORDER.index(phases.FORWARD)).mean(axis=1)
     assert int(forward.argmax()) == content["rows"].index(row), "its row is the odd one"
     assert NOTHING not in cells[0]
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf"), 1e15, 5.0])
+@pytest.mark.parametrize("place", [0, 3, 9])
+def test_one_bad_clock_leaves_the_other_steps_where_they_were(bad: float, place: int) -> None:
+    made = table([{phases.FORWARD: 2.0}] * 10, start=1.7e9)
+    steps = {0: {0: made.copy(), 1: made.copy()}}
+    steps[0][0]["start"][place] = bad
+    window = full_window(steps, 10)
+    assert window is not None
+    assert window.begin >= 1.7e9 - 1
+    assert window.end <= 1.7e9 + 21
+    content = timeline(steps, window, most_rows=8)
+    assert share_of(content, phases.FORWARD)[1].sum() == pytest.approx(10, abs=1)
+    assert share_of(content, phases.FORWARD)[0].sum() >= 8
+
+
+def test_a_phase_that_is_not_a_number_spoils_no_other() -> None:
+    made = table([{phases.FORWARD: 1.0}] * 4)
+    made["phases"][1][phases.INPUT] = np.nan
+    made["phases"][2][phases.INPUT] = np.inf
+    window = full_window({0: {0: made}}, 4)
+    assert window == Window(100.0, 104.0, 4)
+    (times,) = timeline({0: {0: made}}, window, most_rows=4)["steps"]
+    assert (times["count"], times["longest"]) == (4, 1.0)
 
 
 def test_no_steps_are_no_window() -> None:

@@ -31,6 +31,8 @@ _ROWS_WITH_SHARES = 24
 #: A pixel without a longest phase: no step was recorded in it.
 NOTHING = 255
 _WAITS = (phases.COLLECTIVE, phases.REPORT)
+#: Seconds from the median step to the first or last one that is shown at first: a year.
+_LONGEST_S = 366 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,47 @@ class Window:
 
 def full_window(steps: Mapping[int, Mapping[int, Records]], columns: int) -> Window | None:
     """Return the window with all steps; None without any."""
-    parts = [part for ranks in steps.values() for part in ranks.values() if len(part)]
+    parts = [_settled(part) for ranks in steps.values() for part in ranks.values()]
+    parts = [part for part in parts if len(part)]
     if not parts:
         return None
-    begin = min(float(part["start"][0]) for part in parts)
-    end = max(float(part["start"][-1] + part["phases"][-1].sum()) for part in parts)
-    if not (np.isfinite(begin) and np.isfinite(end)):
-        return None
-    return Window(begin, max(end, begin + 1e-3), columns)
+    # A clock that was set while the run went on must not leave all steps in one pixel.
+    middle = _middle(np.concatenate([part["start"] for part in parts]))
+    near = [part[np.abs(part["start"] - middle) < _LONGEST_S] for part in parts]
+    near = [part for part in near if len(part)]
+    begin = min(float(part["start"][0]) for part in near)
+    end = max(float(part["start"][-1] + _seconds(part[-1:])[0]) for part in near)
+    return Window(begin, min(max(end, begin + 1e-3), begin + 2 * _LONGEST_S), columns)
+
+
+def _settled(part: Records) -> Records:
+    """Return the records with a time near the others, whose begins never go back: a clock may have been set."""
+    is_known = np.isfinite(part["start"]) & (part["start"] > 0)
+    if is_known.any():
+        is_known &= np.abs(part["start"] - _middle(part["start"][is_known])) < _LONGEST_S
+    if not is_known.all():
+        part = part[is_known]
+    begins = np.maximum.accumulate(part["start"])
+    if len(part) and not np.array_equal(begins, part["start"]):
+        part = part.copy()
+        part["start"] = begins
+    return part
+
+
+def _middle(times: NDArray[Any]) -> float:
+    """Return the median, which is one of the times."""
+    return float(np.sort(times)[len(times) // 2])
+
+
+def _seconds(part: Records) -> Floats:
+    """Return the duration of each step; phases that are not known count as 0."""
+    return np.asarray(_times(part).sum(axis=1), np.float64)
+
+
+def _times(part: Records) -> Floats:
+    """Return (steps, phases): seconds, without negative and unknown ones."""
+    times = np.nan_to_num(part["phases"].astype(np.float64), posinf=0.0)
+    return np.asarray(np.maximum(times, 0.0), np.float64)
 
 
 def timeline(
@@ -98,8 +133,8 @@ def _by_rank(steps: Mapping[int, Mapping[int, Records]]) -> dict[int, list[Recor
     found: dict[int, list[Records]] = {}
     for attempt in sorted(steps):
         for rank, part in steps[attempt].items():
-            if len(part):
-                found.setdefault(rank, []).append(part)
+            if len(known := _settled(part)):
+                found.setdefault(rank, []).append(known)
     return found
 
 
@@ -110,9 +145,9 @@ def _groups(ranks: Sequence[int], most: int) -> list[list[int]]:
 
 def _work(parts: Sequence[Records]) -> float:
     """Return the mean seconds of a step that a rank does not wait for others: the largest is the straggler's."""
-    times = np.concatenate([part["phases"] for part in parts]).astype(np.float64)
+    times = np.concatenate([_times(part) for part in parts])
     own = times.sum(axis=1) - times[:, list(_WAITS)].sum(axis=1)
-    return float(np.nanmean(own)) if len(own) else 0.0
+    return float(own.mean()) if len(own) else 0.0
 
 
 def _shares(parts: Sequence[Records], edges: Floats, is_thinned: bool) -> Floats:
@@ -142,7 +177,7 @@ def _spent(part: Records, edges: Floats) -> Floats:
     The time that has been spent in a phase grows only while the rank is in it: it is a line between the begin and the
     end of each, and its values at the edges of pixels are interpolated.
     """
-    times = np.maximum(np.nan_to_num(part["phases"].astype(np.float64)), 0.0)[:, list(ORDER)]
+    times = _times(part)[:, list(ORDER)]
     ends = np.cumsum(times, axis=1) + np.asarray(part["start"], np.float64)[:, None]
     spent = np.empty((len(edges) - 1, phases.COUNT))
     for place in range(phases.COUNT):
@@ -162,17 +197,19 @@ def _cells(shares: Floats) -> tuple[str, str]:
 
 
 def _step_times(ranks: Sequence[Sequence[Records]], window: Window) -> list[dict[str, Any]]:
-    """Return the number of steps in the window and their median and longest duration, for each row."""
+    """Return the number of steps in the window, their median and longest duration and their phases, for each row."""
     found = []
     for parts in ranks:
         near = [part[_overlapping(part, window.edges)] for part in parts]
-        seconds = np.concatenate([part["phases"].sum(axis=1) for part in near]).astype(np.float64)
-        seconds = seconds[np.isfinite(seconds)]
+        times = np.concatenate([_times(part) for part in near])[:, list(ORDER)]
+        seconds = times.sum(axis=1)
+        total = float(seconds.sum())
         found.append(
             {
                 "count": len(seconds),
                 "median": round(float(np.median(seconds)), 6) if len(seconds) else None,
                 "longest": round(float(seconds.max()), 6) if len(seconds) else None,
+                "shares": [round(share, 4) for share in (times.sum(axis=0) / (total or 1.0)).tolist()],
             }
         )
     return found

@@ -1,11 +1,13 @@
 // Which page an address shows. Links inside the dashboard do not load the shell again.
 
-import { h, replace } from "./dom.js";
+import { decodeURIComponentSafely } from "./addresses.js";
+import { attempt, h, postJson, replace } from "./dom.js";
 import { runsPage } from "./runs.js";
 import { runPage } from "./run.js";
 import { sweepPage } from "./sweep.js";
 
 let leave = () => {};
+let shownAddress = "";
 
 function crumbs(path) {
   const parts = [h("a", { href: "/", class: "brand" }, "Powertrain")];
@@ -20,13 +22,10 @@ function crumbs(path) {
   replace(document.getElementById("crumbs"), parts);
 }
 
-export function decodeURIComponentSafely(text) {
-  try { return decodeURIComponent(text); } catch { return text; }
-}
-
-async function show(isNew) {
+function show(isNew) {
   leave();
   const path = location.pathname;
+  shownAddress = path + location.search;
   const main = document.getElementById("content");
   crumbs(path);
   replace(main);
@@ -50,5 +49,17 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   go(address.pathname + address.search);
 });
-window.addEventListener("popstate", () => show(false));
+
+// A link within the page scrolls; the focus goes there too, and the page stays as it is.
+function focusTarget() {
+  const target = location.hash && document.getElementById(decodeURIComponentSafely(location.hash.slice(1)));
+  if (!target) return;
+  if (!target.hasAttribute("tabindex")) target.setAttribute("tabindex", "-1");
+  target.focus();
+}
+window.addEventListener("popstate", () => {
+  if (location.pathname + location.search === shownAddress) focusTarget();
+  else show(false);
+});
+document.getElementById("sign-out").addEventListener("click", () => attempt(postJson("/api/sign-out", {}, {}).then(() => { localStorage.removeItem("powertrain-key"); location.assign("/"); })));
 show(false);

@@ -74,22 +74,29 @@ export class LineChart {
     this.cursor = null;
     this.title = h("h3", { id: `${this.id}-title` });
     this.value = h("p", { class: "chart-value" });
-    this.svg = s("svg", { class: "plot", role: "img", tabindex: 0, height: this.options.height });
+    this.svg = s("svg", { class: "plot", role: "slider", "aria-orientation": "horizontal", tabindex: 0, height: this.options.height });
     this.tip = h("div", { class: "tip", hidden: true });
-    this.live = h("p", { class: "hidden", "aria-live": "polite" });
     this.legend = h("ul", { class: "legend" });
     this.details = h("details", { class: "as-table", ontoggle: () => this.drawTable() }, h("summary", null, "Table"));
     this.tableBody = h("div", { class: "scroll" });
     this.details.append(this.tableBody);
     this.element = h("figure", { class: "chart", "aria-labelledby": `${this.id}-title` },
-      h("figcaption", null, this.title, this.value), h("div", { class: "plot-box" }, this.svg, this.tip), this.legend, this.live, this.details);
+      h("figcaption", null, this.title, this.value), h("div", { class: "plot-box" }, this.svg, this.tip), this.legend, this.details);
+    this.ended = new AbortController();
     this.listen();
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.svg);
   }
 
+  leave() {
+    this.ended.abort();
+    this.observer.disconnect();
+    this.element.remove();
+  }
+
   update(content) {
     this.content = content;
+    this.xs = [...new Set(content.series.flatMap((one) => one.x))].sort((a, b) => a - b);
     this.title.textContent = content.title;
     const newest = content.series.map((one) => one.y.filter((value) => value !== null).at(-1)).filter((value) => value !== undefined);
     this.value.textContent = newest.length === 1 ? `${number(newest[0])}${content.unit ? ` ${content.unit}` : ""}` : content.unit || "";
@@ -99,9 +106,9 @@ export class LineChart {
   }
 
   scales() {
-    const { series, marks } = this.content;
+    const { series } = this.content;
     const xs = series.flatMap((one) => (one.x.length ? [one.x[0], one.x.at(-1)] : []));
-    let [first, last] = this.content.domain || [Math.min(...xs), Math.max(...xs)];
+    let [first, last] = this.content.domain || (xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1]);
     if (!(last > first)) { first -= 0.5; last += 0.5; }
     let low = Infinity, high = -Infinity;
     const isLog = this.options.isLog;
@@ -169,8 +176,16 @@ export class LineChart {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("aria-label", this.summary());
     replace(this.svg, drawing, this.selection, inner, this.crosshair);
-    if (!series.some((one) => one.x.length)) this.svg.append(s("text", { class: "tick middle", x: (LEFT + right) / 2, y: bottom / 2 }, "No values"));
+    if (!series.some((one) => one.x.length)) this.svg.append(s("text", { class: "tick middle", x: (LEFT + right) / 2, y: bottom / 2 }, this.content.isLoading ? "Loading…" : "No values"));
+    this.svg.setAttribute("aria-valuemin", scale.first);
+    this.svg.setAttribute("aria-valuemax", scale.last);
     if (this.cursor !== null) this.point(this.cursor);
+    else this.speak(scale.last, `${this.content.series.length ? "" : "No values. "}Newest: ${this.value.textContent || "see the table"}`);
+  }
+
+  speak(value, text) {
+    this.svg.setAttribute("aria-valuenow", value);
+    this.svg.setAttribute("aria-valuetext", text);
   }
 
   summary() {
@@ -179,7 +194,7 @@ export class LineChart {
       return known.length ? `${line.label || this.content.title}: from ${number(known[0])} to ${number(known.at(-1))}, lowest ${number(Math.min(...known))}, highest ${number(Math.max(...known))}` : `${line.label}: no values`;
     });
     const marks = (this.content.marks || []).length;
-    return `${this.content.title}. ${parts.join(". ")}.${marks ? ` ${marks} marks.` : ""} Arrow keys move through the values, plus and minus zoom.`;
+    return `${this.content.title}. ${parts.join(". ")}.${marks ? ` ${marks} marks.` : ""} Arrow keys move through the values${this.content.onZoom ? ", plus and minus zoom" : ""}.`;
   }
 
   // -------------------------------------------------------------- pointer and keys
@@ -206,7 +221,7 @@ export class LineChart {
       from = null;
       this.selection?.setAttribute("visibility", "hidden");
       if (Math.abs(end - start) > 4) this.content.onZoom(this.unX(Math.min(start, end)), this.unX(Math.max(start, end)));
-    });
+    }, { signal: this.ended.signal });
     this.svg.addEventListener("dblclick", () => this.content?.onZoom?.(null, null));
     this.svg.addEventListener("keydown", (event) => this.onKey(event));
   }
@@ -219,28 +234,35 @@ export class LineChart {
 
   onKey(event) {
     if (!this.scale || event.ctrlKey || event.metaKey || event.altKey) return;
-    const { first, last } = this.scale, line = this.lines[0];
+    const { first, last } = this.scale, shown = this.xs.filter((x) => x >= first && x <= last);
     const middle = this.cursor ?? (first + last) / 2;
     const zoom = (factor) => this.content.onZoom?.(middle - ((middle - first) * factor), middle + ((last - middle) * factor));
     if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
-      if (!line?.x.length) return;
-      const place = nearest(line.x, middle) + (this.cursor === null ? 0 : event.key === "ArrowLeft" ? -1 : 1);
-      this.point(line.x[Math.min(line.x.length - 1, Math.max(0, place))], true);
-    } else if (event.key === "+" || event.key === "=") zoom(0.5);
+      if (!shown.length) return;
+      const place = nearest(shown, middle) + (this.cursor === null ? 0 : event.key === "ArrowLeft" ? -1 : 1);
+      this.point(shown[Math.min(shown.length - 1, Math.max(0, place))]);
+    } else if (event.key === "Home" || event.key === "End") { if (shown.length) this.point(shown.at(event.key === "Home" ? 0 : -1)); } else if (event.key === "+" || event.key === "=") zoom(0.5);
     else if (event.key === "-") zoom(2);
     else if (event.key === "0" || event.key === "Escape") { this.point(null); this.content.onZoom?.(null, null); }
     else return;
     event.preventDefault();
   }
 
-  point(x, isSpoken = false) {
+  // The place of a line's value at x; null before its first and after its last.
+  placeAt(line, x) {
+    const count = line.x.length, step = count > 1 ? (line.x[count - 1] - line.x[0]) / (count - 1) : 0;
+    if (!count || x < line.x[0] - step || x > line.x[count - 1] + step) return null;
+    return nearest(line.x, x);
+  }
+
+  point(x) {
     this.cursor = x;
     const isOn = x !== null && this.lines?.some((line) => line.x.length);
     this.tip.hidden = !isOn;
     this.crosshair?.setAttribute("visibility", isOn ? "visible" : "hidden");
     if (!isOn) return;
-    const found = this.lines.filter((line) => line.x.length).map((line) => ({ line, place: nearest(line.x, x) }));
-    const at = found[0].line.x[found[0].place];
+    const at = this.xs[nearest(this.xs, x)];
+    const found = this.lines.filter((line) => line.x.length).map((line) => ({ line, place: this.placeAt(line, at) }));
     this.crosshair.setAttribute("x1", this.X(at));
     this.crosshair.setAttribute("x2", this.X(at));
     const where = this.content.isTime ? shortTime(at) : `row ${whole(at)}`;
@@ -252,10 +274,11 @@ export class LineChart {
     const width = this.svg.clientWidth, left = this.X(at);
     this.tip.style.left = left > width / 2 ? "auto" : `${left + 12}px`;
     this.tip.style.right = left > width / 2 ? `${width - left + 12}px` : "auto";
-    if (isSpoken) this.live.textContent = `${where}: ${values.map((one) => `${values.length > 1 ? one.label : ""} ${one.text}`).join(", ")}`;
+    this.speak(at, `${where}: ${values.map((one) => `${values.length > 1 ? `${one.label} ` : ""}${one.text}`).join(", ")}${near.length ? `. ${near.map((mark) => `${mark.kind}: ${mark.words}`).join(". ")}` : ""}`);
   }
 
   said(line, place) {
+    if (place === null) return "–";
     const unit = this.content.unit ? ` ${this.content.unit}` : "";
     const value = `${number(line.shown[place])}${unit}`;
     if (!line.low || line.low[place] === line.high[place]) return value;
@@ -265,13 +288,13 @@ export class LineChart {
   drawTable() {
     if (!this.details.open || !this.content) { replace(this.tableBody); return; }
     const lines = this.lines?.length ? this.lines : [];
-    const base = lines.find((line) => line.x.length)?.x || [];
+    const base = this.xs;
     const stride = Math.max(1, Math.ceil(base.length / TABLE_ROWS));
     const places = base.map((_, place) => place).filter((place) => place % stride === 0 || place === base.length - 1);
     replace(this.tableBody, h("table", null, h("caption", { class: "hidden" }, this.content.title),
       h("thead", null, h("tr", null, h("th", { scope: "col", class: "num" }, this.content.isTime ? "Time" : "Row"), lines.map((line) => h("th", { scope: "col", class: "num" }, line.label || this.content.title)))),
       h("tbody", null, places.map((place) => h("tr", null, h("th", { scope: "row", class: "num" }, this.content.isTime ? shortTime(base[place]) : whole(base[place])),
-        lines.map((line) => h("td", { class: "num" }, line.x.length ? number(line.y[nearest(line.x, base[place])]) : "–")))))));
+        lines.map((line) => { const at = this.placeAt(line, base[place]); return h("td", { class: "num" }, at === null ? "–" : number(line.y[at])); }))))));
   }
 }
 

@@ -23,6 +23,47 @@ export function replace(element, ...children) {
   element.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
 }
 
+// As replace, but the focus, open details and scrolled boxes stay as they were.
+export function redraw(element, ...children) {
+  const active = document.activeElement, isInside = element !== active && element.contains(active);
+  const focused = isInside ? keyOf(active) : null;
+  const open = new Set([...element.querySelectorAll("details[open]")].map(keyOf));
+  const scrolled = [...element.querySelectorAll(".scroll")].map((box) => [box.scrollLeft, box.scrollTop]);
+  replace(element, ...children);
+  for (const one of element.querySelectorAll("details")) if (open.has(keyOf(one))) one.open = true;
+  [...element.querySelectorAll(".scroll")].forEach((box, place) => { if (scrolled[place]) [box.scrollLeft, box.scrollTop] = scrolled[place]; });
+  if (!isInside) return;
+  const same = [...element.querySelectorAll("a, button, input, select, summary, [tabindex]")].find((one) => keyOf(one) === focused);
+  same?.focus({ preventScroll: true });
+}
+
+const keyOf = (element) => [element.tagName, element.dataset.key || element.getAttribute("href") || element.getAttribute("aria-label") || element.textContent].join(" ");
+
+// ---------------------------------------------------------------- requests
+
+// The key of the session: only this page has it. Cookies alone go to every port of the host.
+const key = () => localStorage.getItem("powertrain-key") || "";
+
+let ahead = 0;
+// The server's time in Unix seconds: ages do not depend on the clock of this machine.
+export const now = () => Date.now() / 1000 + ahead;
+
+async function contentOf(reply) {
+  const date = Date.parse(reply.headers.get("Date") || "");
+  if (date) ahead = Math.abs(date - Date.now()) < 2000 ? 0 : (date - Date.now()) / 1000;
+  const content = await reply.json().catch(() => ({}));
+  if (reply.ok) return content;
+  const words = reply.status === 401 ? "Not signed in. Open the address that the terminal shows." : content.error || `The server answered with ${reply.status}.`;
+  throw Object.assign(new Error(words), { status: reply.status });
+}
+
+async function ask(path, options) {
+  try { return await fetch(path, { credentials: "same-origin", ...options, headers: { "X-Powertrain-Key": key(), ...options.headers } }); } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw Object.assign(new Error("The server does not answer. It may have been ended."), { status: 0 });
+  }
+}
+
 export async function fetchJson(path, query = {}, signal = undefined) {
   const parts = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
@@ -31,23 +72,25 @@ export async function fetchJson(path, query = {}, signal = undefined) {
     }
   }
   const text = parts.toString();
-  const reply = await fetch(text ? `${path}?${text}` : path, { signal, credentials: "same-origin" });
-  if (reply.status === 401) throw new Error("Not signed in. Open the address that the terminal shows.");
-  const content = await reply.json().catch(() => ({}));
-  if (!reply.ok) throw new Error(content.error || `The server answered with ${reply.status}.`);
-  return content;
+  return contentOf(await ask(text ? `${path}?${text}` : path, { signal }));
 }
 
 export async function postJson(path, query, content) {
-  const reply = await fetch(`${path}?${new URLSearchParams(query)}`, {
-    method: "POST",
-    credentials: "same-origin",
-    headers: { "Content-Type": "application/json", "X-Powertrain-Control": "1" },
-    body: JSON.stringify(content),
-  });
-  const answer = await reply.json().catch(() => ({}));
-  if (!reply.ok) throw new Error(answer.error || `The server answered with ${reply.status}.`);
-  return answer;
+  const text = new URLSearchParams(query).toString();
+  return contentOf(await ask(text ? `${path}?${text}` : path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) }));
+}
+
+// A loader whose newest call counts: earlier ones are aborted, and resolve to nothing.
+export function newest(load) {
+  let controller = null;
+  return async (...given) => {
+    controller?.abort();
+    const mine = controller = new AbortController();
+    try { return await load(mine.signal, ...given); } catch (error) {
+      if (error.name !== "AbortError" && !mine.signal.aborted) throw error;
+      return undefined;
+    }
+  };
 }
 
 // ---------------------------------------------------------------- numbers
@@ -119,20 +162,63 @@ export function table(caption, columns, rows, attributes = {}) {
     h("tbody", null, rows)));
 }
 
-export function follow(query, onChange) {
-  // EventSource connects again by itself; the page shows whether it is connected.
-  const source = new EventSource(`/api/events?${new URLSearchParams(query)}`);
+export function complain(text) {
+  const problem = document.getElementById("problem");
+  if (problem.textContent !== text) problem.textContent = text;
+  problem.hidden = !text;
+}
+
+// For handlers: an error is shown where screen readers notice it.
+export const attempt = (promise) => promise.catch((error) => complain(error.message));
+
+/* Load a page and load it again whenever the server tells of a change. load() returns the version that it has shown.
+   A hidden tab holds no connection: a browser has only six for each server. */
+export function follow(query, load) {
   const status = document.getElementById("connection");
-  source.onopen = () => { status.textContent = "Live"; status.className = "connection on"; };
-  source.onerror = () => { status.textContent = "Reconnecting…"; status.className = "connection off"; };
-  let isBusy = false, isPending = false;
-  const run = async () => {
-    if (isBusy) { isPending = true; return; }
+  let source = null, timer = null, shown = null, told = null, isBusy = false, isPending = false, isLeft = false;
+  const tell = (text, kind) => { if (isLeft) return; if (status.textContent !== text) status.textContent = text; status.className = `connection ${kind}`; };
+  const close = () => { clearTimeout(timer); source?.close(); source = null; };
+
+  async function run() {
+    if (isBusy) { isPending = true; return true; }
     isBusy = true;
-    try { await onChange(); } catch (error) { if (error.name !== "AbortError") console.warn(error.message); }
+    let status_ = 200;
+    try { shown = (await load()) ?? null; if (!isLeft) complain(""); } catch (error) {
+      shown = null;
+      status_ = error.status ?? 500;
+      if (!isLeft) { complain(error.message); if (status_ === 401 || status_ === 404) tell("Not live", "off"); }
+    }
     isBusy = false;
-    if (isPending) { isPending = false; run(); }
+    if (isPending && !isLeft) { isPending = false; if (told !== shown) return run(); }
+    return status_ !== 401 && status_ !== 404;
+  }
+
+  function open() {
+    close();
+    source = new EventSource(`/api/events?${new URLSearchParams({ ...query, key: key() })}`);
+    source.onopen = () => tell("Live", "on");
+    source.onerror = async () => {
+      tell("Reconnecting…", "off");
+      if (source?.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+      close();
+      // The server has refused: its reply to the page's own request has the reason.
+      if (await run() && !isLeft && !document.hidden) timer = setTimeout(open, 5000);
+    };
+    source.addEventListener("changed", (event) => {
+      told = event.data;
+      if (isBusy) isPending = true;
+      else if (told !== shown) run().then((isThere) => { if (isThere) tell("Live", "on"); });
+    });
+  }
+
+  const onVisibility = () => {
+    if (document.hidden) { close(); tell("Paused", "off"); } else if (!source) { open(); run(); }
   };
-  source.addEventListener("changed", run);
-  return () => { source.close(); status.textContent = ""; status.className = "connection"; };
+  document.addEventListener("visibilitychange", onVisibility);
+  run();
+  if (!document.hidden) open();
+  return {
+    again: run,
+    stop: () => { isLeft = true; close(); document.removeEventListener("visibilitychange", onVisibility); status.textContent = ""; status.className = "connection"; complain(""); },
+  };
 }

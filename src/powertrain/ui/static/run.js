@@ -1,11 +1,16 @@
 // The page of one run; other runs can be drawn over it.
 
+import { decodeURIComponentSafely } from "./addresses.js";
 import { LineChart } from "./chart.js";
-import { age, clockTime, duration, fetchJson, follow, h, number, percent, plural, postJson, replace, size, stateBadge, table, whole } from "./dom.js";
+import { age, attempt, clockTime, duration, fetchJson, follow, h, newest, now, percent, plural, postJson, redraw, replace, size, stateBadge, table, whole } from "./dom.js";
 import { Logs } from "./logs.js";
 import { Timeline, WORDS } from "./timeline.js";
 
 const CHARTS_AT_FIRST = 12;
+// Ranks that are offered by name; others are typed in.
+const RANKS_OFFERED = 64;
+// Seconds between two looks at logs, which grow without a change of the run, and at a run of another machine.
+const LOG_INTERVAL_S = 3, SILENCE_INTERVAL_S = 60;
 const SECTIONS = [["overview", "Overview"], ["metrics", "Metrics"], ["steps", "Steps"], ["resources", "Resources"], ["checkpoints", "Checkpoints"], ["events", "Events"], ["logs", "Logs"]];
 
 const section = (id, title, ...children) => h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, title), children);
@@ -22,18 +27,19 @@ function interpolate(xs, ys, x) {
 
 export function runPage(main, id) {
   const others = new URLSearchParams(location.search).getAll("with");
-  const view = { page: null, lines: new Map(), axis: "row", rank: "0", isLog: false, smoothing: 0, zoom: null, window: null, shown: CHARTS_AT_FIRST };
+  const view = { page: null, lines: new Map(), axis: "row", rank: "0", isLog: false, smoothing: 0, zoom: null, window: null, shown: CHARTS_AT_FIRST, turn: 0 };
   const charts = new Map(), resourceCharts = new Map();
+  const answer = h("p", { class: "answer", role: "status" });
   const header = h("header", { class: "run-head" });
   const parts = Object.fromEntries(SECTIONS.map(([name]) => [name, h("div", { class: "body" })]));
   const logs = new Logs(id);
-  const timeline = new Timeline((begin, end) => { view.window = begin === null ? null : [begin, end]; loadSteps(); });
+  const timeline = new Timeline((begin, end) => { view.window = begin === null ? null : [begin, end]; attempt(loadSteps()); });
   const metricTools = h("div", { class: "tools" });
   const grid = h("div", { class: "charts" });
-  const more = h("button", { type: "button", class: "button", hidden: true, onclick: () => { view.shown = Infinity; loadLines(); } });
+  const more = h("button", { type: "button", class: "button", hidden: true, onclick: () => { view.shown = Infinity; more.hidden = true; drawLines(); } });
   parts.metrics.append(metricTools, grid, more);
   parts.logs.append(logs.element);
-  replace(main, header, h("nav", { class: "sections", "aria-label": "Sections" }, h("ul", null, SECTIONS.map(([name, title]) => h("li", null, h("a", { href: `#${name}` }, title))))),
+  replace(main, header, answer, h("nav", { class: "sections", "aria-label": "Sections" }, h("ul", null, SECTIONS.map(([name, title]) => h("li", null, h("a", { href: `#${name}` }, title))))),
     SECTIONS.map(([name, title]) => section(name, title, parts[name])));
 
   // ---------------------------------------------------------------- head and overview
@@ -43,18 +49,16 @@ export function runPage(main, id) {
     document.title = `${page.name} · Powertrain`;
     const facts = [
       ["Rows", whole(page.rows)], ["Workers", String(page.world_size)], ["Attempts", String(page.attempts)], ["Duration", duration(page.seconds)],
-      ["Started", page.started ? `${age(page.now - page.started)} ago` : "–"], ["Engine", page.engine || "–"], ["Host", page.host || "–"],
+      ["Started", page.started ? `${age(now() - page.started)} ago` : "–"], ["Engine", page.engine || "–"], ["Host", page.host || "–"],
     ];
     const buttons = page.can_control && page.is_live ? h("div", { class: "tools" }, h("button", { type: "button", class: "button", onclick: stop }, "Stop"), h("button", { type: "button", class: "button", onclick: resize }, "Resize")) : null;
-    const status = header.querySelector(".answer")?.textContent || "";
-    replace(header, h("div", { class: "head" }, h("div", null, h("h1", null, page.name, " ", stateBadge(page.state)), page.reason ? h("p", { class: "reason" }, page.reason) : null, h("p", { class: "path" }, page.path)), buttons),
-      h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))), h("p", { class: "answer", role: "status" }, status));
+    redraw(header, h("div", { class: "head" }, h("div", null, h("h1", null, page.name, " ", stateBadge(page.state)), page.reason ? h("p", { class: "reason" }, page.reason) : null, page.silent_since ? h("p", { class: "reason" }, `Not heard of since ${clockTime(page.silent_since)}, ${age(now() - page.silent_since)} ago. Its machine may be gone.`) : null, h("p", { class: "path" }, page.path)), buttons),
+      h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))));
   }
 
   async function send(content) {
-    const told = header.querySelector(".answer");
-    told.textContent = "Sending…";
-    try { told.textContent = (await postJson("/api/control", { run: id }, content)).message; } catch (error) { told.textContent = error.message; }
+    answer.textContent = "Sending…";
+    try { answer.textContent = (await postJson("/api/control", { run: id }, content)).message; } catch (error) { answer.textContent = error.message; }
   }
   const stop = () => { if (confirm(`Stop ${view.page.name} at its next boundary?`)) send({ action: "stop" }); };
   const resize = () => { const workers = Number(prompt("New number of workers", String(view.page.world_size))); if (Number.isInteger(workers) && workers > 0) send({ action: "resize", workers }); };
@@ -62,7 +66,7 @@ export function runPage(main, id) {
   function finding(one) {
     return h("li", { class: `finding ${one.severity}` }, h("p", { class: "finding-title" }, h("span", { class: "severity" }, one.severity), one.summary),
       one.action ? h("p", null, one.action) : null,
-      one.evidence.length ? h("details", null, h("summary", null, "Evidence"), h("dl", { class: "evidence" }, one.evidence.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))))) : null);
+      one.evidence.length ? h("details", { "data-key": `${one.kind} ${one.ranks}` }, h("summary", { "data-key": `${one.kind} ${one.ranks}` }, "Evidence"), h("dl", { class: "evidence" }, one.evidence.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))))) : null);
   }
 
   function goodput(page) {
@@ -77,10 +81,10 @@ export function runPage(main, id) {
 
   function drawOverview() {
     const page = view.page, found = page.diagnosis?.findings || [], stands = page.stands;
-    const now = stands ? h("p", { class: "now" }, stands.row_age >= 0 ? `Row ${whole(stands.row)}, ${age(stands.row_age)} ago.` : "No row yet.",
+    const status = stands ? h("p", { class: "now" }, stands.row_age >= 0 ? `Row ${whole(stands.row)}, ${age(stands.row_age)} ago.` : "No row yet.",
       stands.awaited.length ? ` Waiting for ranks ${stands.awaited.slice(0, 8).join(", ")}.` : "", stands.uploads ? ` ${plural(stands.uploads, "checkpoint")} uploading (${size(stands.upload_bytes)}).` : "") : null;
     const phases = page.diagnosis?.phases || [];
-    replace(parts.overview, now,
+    redraw(parts.overview, status,
       Object.entries(page.unread).map(([what, why]) => h("p", { class: "unread" }, `The ${what} cannot be read: ${why}`)),
       h("div", { class: "overview" },
         h("div", { class: "panel" }, h("h3", null, "Findings"), found.length ? h("ul", { class: "findings" }, found.map(finding)) : h("p", { class: "muted" }, page.diagnosis ? "Nothing holds this run up." : "No steps were recorded yet.")),
@@ -97,14 +101,17 @@ export function runPage(main, id) {
   function drawTools() {
     if (metricTools.childNodes.length) return;
     const ranks = view.page.ranks;
-    const choice = h("select", { "aria-label": "Ranks", onchange: (event) => { view.rank = event.target.value; loadLines(); } }, h("option", { value: "0" }, "Rank 0"),
+    const choose = (rank) => { view.rank = rank; attempt(loadLines()); };
+    const choice = h("select", { "aria-label": "Ranks", onchange: (event) => choose(event.target.value) }, h("option", { value: "0" }, "Rank 0"),
       ranks > 1 && !others.length ? h("option", { value: "all" }, ranks > 8 ? "8 of all ranks" : "All ranks") : null,
-      ranks > 1 ? Array.from({ length: Math.min(ranks - 1, 63) }, (_, place) => h("option", { value: place + 1 }, `Rank ${place + 1}`)) : null);
-    const axis = h("select", { "aria-label": "Horizontal axis", onchange: (event) => { view.axis = event.target.value; view.zoom = null; loadLines(); } }, h("option", { value: "row" }, "Over rows"), h("option", { value: "time" }, "Over time"));
+      ranks > 1 ? Array.from({ length: Math.min(ranks, RANKS_OFFERED) - 1 }, (_, place) => h("option", { value: place + 1 }, `Rank ${place + 1}`)) : null);
+    const typed = ranks > RANKS_OFFERED ? h("input", { type: "number", min: 0, max: ranks - 1, step: 1, placeholder: `Rank up to ${ranks - 1}`, "aria-label": "Number of another rank",
+      onchange: (event) => { if (event.target.value !== "" && event.target.checkValidity()) choose(event.target.value); } }) : null;
+    const axis = h("select", { "aria-label": "Horizontal axis", onchange: (event) => { view.axis = event.target.value; view.zoom = null; view.reset.hidden = true; attempt(loadLines()); } }, h("option", { value: "row" }, "Over rows"), h("option", { value: "time" }, "Over time"));
     const slider = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0, id: "smoothing", oninput: (event) => { view.smoothing = Number(event.target.value); drawLines(); } });
     const log = h("input", { type: "checkbox", id: "log-scale", onchange: (event) => { view.isLog = event.target.checked; drawLines(); } });
     const reset = h("button", { type: "button", class: "button reset", hidden: true, onclick: () => zoom(null, null) }, "Show all");
-    replace(metricTools, choice, axis, h("label", { class: "check", for: "smoothing" }, "Smoothing", slider), h("label", { class: "check", for: "log-scale" }, log, "Log scale"), reset);
+    replace(metricTools, choice, typed || "", axis, h("label", { class: "check", for: "smoothing" }, "Smoothing", slider), h("label", { class: "check", for: "log-scale" }, log, "Log scale"), reset);
     view.reset = reset;
   }
 
@@ -113,37 +120,72 @@ export function runPage(main, id) {
     else if (view.axis === "row") view.zoom = last - first >= 2 ? [Math.max(0, Math.floor(first)), Math.ceil(last)] : view.zoom;
     else view.zoom = [first, last];
     view.reset.hidden = !view.zoom;
-    loadLines();
+    attempt(loadLines());
   }
 
+  const names = () => view.page.metrics.slice(0, view.shown);
+
+  // Only charts near the screen are loaded, each time they come into view after a change.
+  const visible = new Set();
+  const observer = new IntersectionObserver((entries) => {
+    for (const entry of entries) entry.isIntersecting ? visible.add(entry.target.dataset.metric) : visible.delete(entry.target.dataset.metric);
+    if ([...visible].some((name) => charts.has(name) && charts.get(name).turn !== view.turn)) attempt(loadVisible());
+  }, { rootMargin: "800px 0px" });
+
   async function loadLines() {
-    const page = view.page, names = page.metrics.slice(0, view.shown);
-    more.hidden = page.metrics.length <= view.shown;
-    more.textContent = `Show all ${page.metrics.length} metrics`;
-    const pixels = Math.min(1000, Math.max(200, Math.ceil((grid.clientWidth > 760 ? grid.clientWidth / Math.max(1, Math.floor(grid.clientWidth / 380)) : grid.clientWidth) / 100) * 100));
-    const query = { metric: names, rank: others.length ? (view.rank === "all" ? "0" : view.rank) : view.rank, pixels };
-    if (view.zoom && view.axis === "row") [query.first, query.last] = view.zoom;
-    const replies = await Promise.all(runs().map((run) => (names.length ? fetchJson("/api/lines", { run, ...query }).catch(() => null) : null)));
-    view.lines = new Map(runs().map((run, place) => [run, replies[place]]));
+    view.turn += 1;
+    more.hidden = view.page.metrics.length <= view.shown;
+    more.textContent = `Show all ${view.page.metrics.length} metrics`;
     drawLines();
+    await loadVisible();
   }
+
+  // Rows of a zoom over time, so that the server sends finer values of them.
+  function rowsShown() {
+    if (!view.zoom) return null;
+    if (view.axis === "row") return view.zoom;
+    const times = view.times;
+    if (!times?.at.length) return null;
+    return [Math.max(0, Math.floor(interpolate(times.at, times.rows, view.zoom[0] + began()))), Math.ceil(interpolate(times.at, times.rows, view.zoom[1] + began())) + 1];
+  }
+
+  const loadVisible = newest(async (signal) => {
+    const turn = view.turn, rank = others.length && view.rank === "all" ? "0" : view.rank;
+    const wanted = names().filter((name) => visible.has(name) && charts.get(name)?.turn !== turn);
+    const pixels = Math.min(1000, Math.max(200, Math.ceil((grid.clientWidth > 760 ? grid.clientWidth / Math.max(1, Math.floor(grid.clientWidth / 380)) : grid.clientWidth) / 100) * 100));
+    const batch = Math.max(1, Math.floor(view.page.most_curves / (rank === "all" ? Math.min(8, Math.max(1, view.page.ranks)) : 1)));
+    const query = { rank, pixels }, rows = others.length && view.axis === "time" ? null : rowsShown();
+    if (rows) [query.first, query.last] = rows;
+    for (let start = 0; start < wanted.length; start += batch) {
+      const part = wanted.slice(start, start + batch);
+      const replies = await Promise.all(runs().map((run) => fetchJson("/api/lines", { run, metric: part, ...query }, signal).catch((error) => { if (run === id || signal.aborted) throw error; return null; })));
+      runs().forEach((run, place) => {
+        const kept = view.lines.get(run) || { lines: new Map(), times: null };
+        if (replies[place]) kept.times = replies[place].times;
+        for (const name of part) kept.lines.set(name, (replies[place]?.lines || []).filter((line) => line.name === name));
+        view.lines.set(run, kept);
+      });
+      if (!view.zoom || !view.times) view.times = view.lines.get(id).times;
+      for (const name of part) if (charts.has(name)) charts.get(name).turn = turn;
+      drawLines();
+    }
+  });
 
   function seriesOf(name) {
     const found = [];
     runs().forEach((run, place) => {
       const reply = view.lines.get(run);
-      for (const line of reply?.lines || []) {
-        if (line.name !== name) continue;
+      for (const line of reply?.lines.get(name) || []) {
         const times = reply.times, start = times?.at[0] ?? 0, origin = run === id ? began() : start;
         const x = view.axis === "row" || !times ? line.rows : line.rows.map((row) => interpolate(times.rows, times.at, row) - origin);
-        found.push({ label: others.length ? decodeURIComponent(run) : `rank ${line.rank}`, colour: others.length ? place % 8 : found.length % 8, x, y: line.last, low: line.low, high: line.high });
+        found.push({ label: others.length ? decodeURIComponentSafely(run) : `rank ${line.rank}`, colour: others.length ? place % 8 : found.length % 8, x, y: line.last, low: line.low, high: line.high });
       }
     });
     return found;
   }
 
   function marks() {
-    const times = view.lines.get(id)?.times;
+    const times = view.times; // of all rows, also where a part is shown
     return view.page.marks.map((mark) => {
       const row = mark.row ?? (times ? interpolate(times.at, times.rows, mark.time) : null);
       return { ...mark, x: view.axis === "row" ? row : mark.time - began() };
@@ -151,39 +193,41 @@ export function runPage(main, id) {
   }
 
   function drawLines() {
-    const page = view.page, all = marks(), times = view.lines.get(id)?.times;
+    const page = view.page, all = marks(), times = view.times;
     const saved = (page.checkpoints?.committed || []).map((one) => ({
       x: view.axis === "row" ? one.row : times ? interpolate(times.rows, times.at, one.row) - began() : one.row, isBest: one.is_best, words: `${one.name}, row ${one.row}${one.is_best ? ", the best" : ""}` }));
-    const names = page.metrics.slice(0, view.shown);
-    for (const [name, chart] of charts) if (!names.includes(name)) { chart.element.remove(); charts.delete(name); }
-    if (!names.length) { replace(grid, h("p", { class: "muted" }, "No metric that is a number has been reported yet.")); return; }
-    for (const name of names) {
+    const drawn = names();
+    for (const [name, chart] of charts) if (!drawn.includes(name)) { observer.unobserve(chart.element); visible.delete(name); chart.leave(); charts.delete(name); }
+    if (!drawn.length) { replace(grid, h("p", { class: "muted" }, "No metric that is a number has been reported yet.")); return; }
+    for (const name of drawn) {
       if (!charts.has(name)) {
         if (!charts.size) replace(grid);
         const chart = new LineChart();
+        chart.element.dataset.metric = name;
         charts.set(name, chart);
         grid.append(chart.element);
+        observer.observe(chart.element);
       }
       const chart = charts.get(name);
       Object.assign(chart.options, { isLog: view.isLog, smoothing: view.smoothing });
-      chart.update({ title: name, series: seriesOf(name), marks: all, points: others.length ? [] : saved, isTime: view.axis === "time", domain: view.zoom, onZoom: zoom });
+      chart.update({ title: name, series: seriesOf(name), marks: all, points: others.length ? [] : saved, isTime: view.axis === "time", domain: view.zoom, onZoom: zoom, isLoading: chart.turn === undefined });
     }
   }
 
   // ---------------------------------------------------------------- steps and resources
 
-  async function loadSteps() {
+  const loadSteps = newest(async (signal) => {
     const width = parts.steps.clientWidth || 900;
     const query = { run: id, columns: Math.min(800, Math.ceil(width / 100) * 100), rows: 96 };
     if (view.window) [query.begin, query.end] = view.window.map((time) => time.toFixed(3));
-    const content = await fetchJson("/api/steps", query);
+    const content = await fetchJson("/api/steps", query, signal);
     if (!content) { replace(parts.steps, h("p", { class: "muted" }, "No steps were recorded. TorchTrainer records them by itself; see the guide on tracing.")); return; }
     if (!timeline.element.isConnected) replace(parts.steps, timeline.element);
     timeline.update(content, began(), view.page.marks);
-  }
+  });
 
-  async function loadResources() {
-    const content = await fetchJson("/api/resources", { run: id, columns: 200 });
+  const loadResources = newest(async (signal) => {
+    const content = await fetchJson("/api/resources", { run: id, columns: 200 }, signal);
     if (!content?.charts.length) { replace(parts.resources, h("p", { class: "muted" }, "No samples of the machine were recorded.")); return; }
     if (!parts.resources.querySelector(".charts")) replace(parts.resources, h("div", { class: "charts small" }));
     const box = parts.resources.querySelector(".charts"), width = (content.end - content.begin) / content.columns;
@@ -195,7 +239,7 @@ export function runPage(main, id) {
       if (one.band) { const keep = one.band.middle.map((value) => value !== null); const pick = (values) => values.filter((_, place) => keep[place]); series.push({ label: "all ranks", colour: 6, x: pick(x), y: pick(one.band.middle), low: pick(one.band.low), high: pick(one.band.high) }); }
       resourceCharts.get(one.field).update({ title: one.title, unit: one.unit, series, marks: view.page.marks.map((mark) => ({ ...mark, x: mark.time - began() })), isTime: true, fromZero: true });
     }
-  }
+  });
 
   // ---------------------------------------------------------------- checkpoints and events
 
@@ -206,7 +250,7 @@ export function runPage(main, id) {
       h("td", null, h("time", { datetime: new Date(one.time * 1000).toISOString() }, clockTime(one.time))), h("td", { class: "muted" }, one.metrics.map(([name, value]) => `${name} ${value}`).join("  "))));
     const lost = saved.unsaved.map((one) => h("tr", { class: "lost" }, h("th", { scope: "row" }, one.name || "no name", h("span", { class: "tag bad" }, "not saved")), h("td", { class: "num" }, whole(one.row)), h("td", { colspan: 4 }, one.reason)));
     const columns = [{ title: "Checkpoint" }, { title: "Row", class: "num" }, { title: "Size", class: "num" }, { title: "Files", class: "num" }, { title: "Committed" }, { title: "Metrics" }];
-    replace(parts.checkpoints, saved.data ? h("p", { class: "muted" }, `Data at the newest: ${saved.data}`) : null, rows.length + lost.length ? table("Checkpoints", columns, [...lost, ...rows]) : h("p", { class: "muted" }, "No checkpoint has been committed."));
+    redraw(parts.checkpoints, saved.data ? h("p", { class: "muted" }, `Data at the newest: ${saved.data}`) : null, rows.length + lost.length ? table("Checkpoints", columns, [...lost, ...rows]) : h("p", { class: "muted" }, "No checkpoint has been committed."));
   }
 
   function drawEvents() {
@@ -225,27 +269,34 @@ export function runPage(main, id) {
       strip.append(line);
     }
     const axis = h("div", { class: "time-axis", "aria-hidden": "true" }, [0, 0.25, 0.5, 0.75, 1].map((share) => h("span", null, duration(share * seconds))));
-    const rows = [...page.events].reverse().slice(0, 300).map((one) => h("tr", null, h("td", { class: "num" }, h("time", { datetime: new Date(one.time * 1000).toISOString(), title: clockTime(one.time) }, duration(one.time - first))), h("td", null, h("span", { class: `kind ${one.kind}` }, one.kind)), h("td", { class: "words" }, one.words)));
-    const isOpen = parts.events.querySelector(".scroll")?.scrollTop || 0;
-    replace(parts.events, strip, axis, h("div", { class: "tall" }, table("Events", [{ title: "After", class: "num" }, { title: "Event" }, { title: "What happened" }], rows)));
-    parts.events.querySelector(".scroll").scrollTop = isOpen;
+    const rows = [...page.events].reverse().map((one) => h("tr", null, h("td", { class: "num" }, h("time", { datetime: new Date(one.time * 1000).toISOString(), title: clockTime(one.time) }, duration(one.time - first))), h("td", null, h("span", { class: `kind ${one.kind}` }, one.kind)), h("td", { class: "words" }, one.words)));
+    redraw(parts.events, strip, axis, h("div", { class: "tall" }, table("Events", [{ title: "After", class: "num" }, { title: "Event" }, { title: "What happened" }], rows)));
   }
 
   // ---------------------------------------------------------------- loading
 
-  let isFirst = true;
+  let loaded = 0;
   async function load() {
-    view.page = await fetchJson("/api/run", { run: id });
+    const page = await fetchJson("/api/run", { run: id });
+    view.page = page;
+    loaded = now();
     drawHead();
     drawTools();
     drawOverview();
     drawCheckpoints();
     drawEvents();
-    const jobs = [loadLines(), loadSteps(), loadResources(), isFirst ? logs.load() : logs.more()];
-    isFirst = false;
-    for (const job of await Promise.allSettled(jobs)) if (job.status === "rejected") console.warn(job.reason.message);
+    const jobs = await Promise.allSettled([loadLines(), loadSteps(), loadResources(), logs.more()]);
+    const failed = jobs.find((job) => job.status === "rejected");
+    if (failed) throw failed.reason;
+    return page.version;
   }
-  load().catch((error) => replace(header, h("h1", null, decodeURIComponent(id)), h("p", { class: "unread", role: "alert" }, error.message)));
-  const stopFollowing = follow({ run: id }, load);
-  return { leave: stopFollowing };
+  replace(header, h("h1", null, decodeURIComponentSafely(id)));
+  const following = follow({ run: id }, load);
+  const isOver = () => ["finished", "failed", "stopped", "preempted", "interrupted"].includes(view.page.state);
+  const ticking = setInterval(() => {
+    if (!view.page || document.hidden || isOver()) return;
+    if (!view.page.is_live && now() - loaded > SILENCE_INTERVAL_S) following.again();
+    else logs.more().catch(() => {}); // the next change of the run tells why
+  }, LOG_INTERVAL_S * 1000);
+  return { leave: () => { following.stop(); clearInterval(ticking); observer.disconnect(); timeline.leave(); for (const chart of [...charts.values(), ...resourceCharts.values()]) chart.leave(); } };
 }

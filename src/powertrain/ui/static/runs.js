@@ -1,6 +1,6 @@
 // The list of runs and sweeps.
 
-import { age, duration, fetchJson, follow, h, number, plural, replace, s, stateBadge, whole } from "./dom.js";
+import { age, attempt, clockTime, duration, fetchJson, follow, h, now, number, plural, redraw, replace, s, stateBadge, whole } from "./dom.js";
 
 const COLUMNS = [
   { key: "name", title: "Run" },
@@ -81,12 +81,12 @@ export function runsPage(main) {
     const cell = (key, ...content) => h("td", { class: `col-${key} ${COLUMNS.find((column) => column.key === key).class || ""}` }, content);
     return h("tr", { "data-run": run.id }, h("td", { class: "pick" }, pick),
       h("th", { scope: "row", class: "col-name" }, h("a", { href: `/runs/${run.id}` }, run.name), run.unsaved ? h("span", { class: "faint" }, ` ${run.unsaved} unsaved`) : null),
-      cell("state", stateBadge(run.state)),
+      cell("state", stateBadge(run.state), run.silent_since ? h("span", { class: "faint" }, ` not heard of since ${clockTime(run.silent_since)}`) : null),
       cell("rows", run.rows ? whole(run.rows) : "–"),
       cell("world_size", run.world_size || "–"),
       cell("metric", metric), cell("finding", finding),
-      cell("seconds", run.started ? duration(run.seconds) : "–"),
-      cell("started", run.started ? h("time", { datetime: new Date(run.started * 1000).toISOString(), title: new Date(run.started * 1000).toLocaleString() }, `${age(view.data.now - run.started)} ago`) : "–"));
+      cell("seconds", run.started ? h("span", isActive(run) && !run.silent_since ? { "data-since": run.started } : null, duration(isActive(run) && !run.silent_since ? now() - run.started : run.seconds)) : "–"),
+      cell("started", run.started ? h("time", { datetime: new Date(run.started * 1000).toISOString(), title: new Date(run.started * 1000).toLocaleString(), "data-age": run.started }, `${age(now() - run.started)} ago`) : "–"));
   }
 
   function drawCompare() {
@@ -99,10 +99,10 @@ export function runsPage(main) {
   function drawSweeps() {
     const found = view.data.sweeps;
     if (!found.length) { replace(sweeps); return; }
-    replace(sweeps, h("h2", { id: "sweeps-title" }, "Sweeps"), h("ul", { class: "sweeps" }, found.map((one) => h("li", null,
+    redraw(sweeps, h("h2", { id: "sweeps-title" }, "Sweeps"), h("ul", { class: "sweeps" }, found.map((one) => h("li", null,
       h("a", { href: `/sweeps/${one.id}` }, one.name), stateBadge(one.state),
       h("span", { class: "muted num" }, one.total === undefined ? "" : `${one.done} of ${one.total ?? "?"} trials`),
-      h("span", { class: "num" }, one.best || ""), h("span", { class: "faint num" }, one.started ? `${age(view.data.now - one.started)} ago` : "")))),
+      h("span", { class: "num" }, one.best || ""), one.started ? h("span", { class: "faint num", "data-age": one.started }, `${age(now() - one.started)} ago`) : null))),
     h("h2", null, "Single runs"));
   }
 
@@ -116,11 +116,11 @@ export function runsPage(main) {
     drawSweeps();
     const all = view.data.runs.length;
     count.textContent = runs.length === all ? plural(all, "run") : `${runs.length} of ${plural(all, "run")}`;
-    replace(body, runs.length ? runs.map(row) : h("tr", null, h("td", { colspan: 9, class: "empty" }, all ? "No run matches." : "There are no runs here yet. A run appears as soon as fit() is called.")));
-    loadSparks(runs.slice(0, 100).filter((run) => view.sparks.get(run.id)?.version !== versionOf(run)));
+    redraw(body, runs.length ? runs.map(row) : h("tr", null, h("td", { colspan: 9, class: "empty" }, all ? "No run matches." : "There are no runs here yet. A run appears as soon as fit() is called.")));
+    if (!isLoading) attempt(loadSparks(runs.slice(0, 100).filter((run) => view.sparks.get(run.id)?.version !== versionOf(run))));
   }
 
-  const versionOf = (run) => (isActive(run) ? `${run.state} ${run.rows} ${Math.floor(view.data.now)}` : `${run.state} ${run.seconds}`);
+  const versionOf = (run) => (isActive(run) ? `${run.state} ${run.rows} ${view.data.version}` : `${run.state} ${run.seconds}`);
   let isLoading = false;
   async function loadSparks(runs) {
     if (isLoading || !runs.length) return;
@@ -137,12 +137,15 @@ export function runsPage(main) {
   }
 
   async function load() {
-    try {
-      view.data = await fetchJson("/api/runs");
-      draw();
-    } catch (error) { replace(count, error.message); }
+    view.data = await fetchJson("/api/runs");
+    draw();
+    return view.data.version;
   }
-  load();
-  const stop = follow({}, load);
-  return { leave: stop };
+  // Ages and durations go on between two changes.
+  const ticking = setInterval(() => {
+    for (const one of main.querySelectorAll("[data-age]")) one.textContent = `${age(now() - Number(one.dataset.age))} ago`;
+    for (const one of main.querySelectorAll("[data-since]")) one.textContent = duration(now() - Number(one.dataset.since));
+  }, 1000);
+  const following = follow({}, load);
+  return { leave: () => { following.stop(); clearInterval(ticking); } };
 }

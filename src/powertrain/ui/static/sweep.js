@@ -1,7 +1,8 @@
 // The page of a sweep: parallel coordinates, learning curves, importance of parameters, trials.
 
 import { LineChart } from "./chart.js";
-import { age, duration, fetchJson, follow, h, number, percent, replace, s, stateBadge, whole } from "./dom.js";
+import { decodeURIComponentSafely } from "./addresses.js";
+import { age, duration, fetchJson, follow, h, newest, now, number, percent, redraw, replace, s, stateBadge, whole } from "./dom.js";
 
 const HEIGHT = 260, TOP = 30, BOTTOM = 24, SIDE = 70;
 
@@ -9,7 +10,7 @@ export function sweepPage(main, id) {
   const header = h("header", { class: "run-head" });
   const lines = h("div", { class: "body" }), importance = h("div", { class: "body" }), trials = h("div", { class: "body" });
   const curves = new LineChart({ height: 240 });
-  const plot = s("svg", { class: "plot parallel", role: "img", tabindex: 0, height: HEIGHT });
+  const plot = s("svg", { class: "plot parallel", role: "img", height: HEIGHT });
   const part = (name, title, body) => h("section", { id: name, "aria-labelledby": `${name}-title` }, h("h2", { id: `${name}-title` }, title), body);
   lines.append(h("figure", { class: "chart wide scroll" }, plot));
   replace(main, header, part("parallel", "Parameters", lines), h("div", { class: "columns two" }, part("curves", "Learning curves", h("div", { class: "body" }, curves.element)), part("importance", "Importance", importance)), part("trials", "Trials", trials));
@@ -17,8 +18,8 @@ export function sweepPage(main, id) {
 
   function drawHead() {
     document.title = `${page.name} · Powertrain`;
-    const facts = [["Trials", `${page.done} of ${page.total ?? "?"}`], ["Objective", page.metric ? `${page.mode} ${page.metric}` : "–"], ["Best", page.best || "–"], ["Duration", duration(page.seconds)], ["Started", page.started ? `${age(Date.now() / 1000 - page.started)} ago` : "–"]];
-    replace(header, h("div", { class: "head" }, h("div", null, h("h1", null, page.name, " ", stateBadge(page.state)), page.reason ? h("p", { class: "reason" }, page.reason) : null, h("p", { class: "path" }, page.path))),
+    const facts = [["Trials", `${page.done} of ${page.total ?? "?"}`], ["Objective", page.metric ? `${page.mode} ${page.metric}` : "–"], ["Best", page.best || "–"], ["Duration", duration(page.seconds)], ["Started", page.started ? `${age(now() - page.started)} ago` : "–"]];
+    redraw(header, h("div", { class: "head" }, h("div", null, h("h1", null, page.name, " ", stateBadge(page.state)), page.reason ? h("p", { class: "reason" }, page.reason) : null, h("p", { class: "path" }, page.path))),
       h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))));
   }
 
@@ -81,7 +82,7 @@ export function sweepPage(main, id) {
   function drawTrials() {
     const better = shares(), sorted = [...page.trials].sort((a, b) => (better.get(b.number) ?? -1) - (better.get(a.number) ?? -1));
     const paths = page.axes.map((axis) => axis.path);
-    replace(trials, h("div", { class: "scroll" }, h("table", null, h("caption", { class: "hidden" }, "Trials"),
+    redraw(trials, h("div", { class: "scroll" }, h("table", null, h("caption", { class: "hidden" }, "Trials"),
       h("thead", null, h("tr", null, ["Trial", "State", page.metric || "Score", "Rows", "Duration", ...paths].map((title, place) => h("th", { scope: "col", class: place > 1 ? "num" : "" }, title)))),
       h("tbody", null, sorted.map((trial) => {
         const values = new Map(trial.params);
@@ -91,13 +92,14 @@ export function sweepPage(main, id) {
       })))));
   }
 
-  async function load() {
-    page = await fetchJson("/api/sweep", { run: id });
+  const load = newest(async (signal) => {
+    page = await fetchJson("/api/sweep", { run: id }, signal);
     drawHead(); drawParallel(); drawCurves(); drawImportance(); drawTrials();
-  }
+    return page.version;
+  });
+  replace(header, h("h1", null, decodeURIComponentSafely(id)));
   const observer = new ResizeObserver(drawParallel);
   observer.observe(plot);
-  load().catch((error) => replace(header, h("p", { class: "unread", role: "alert" }, error.message)));
-  const stop = follow({ run: id }, load);
-  return { leave: () => { stop(); observer.disconnect(); } };
+  const following = follow({ run: id }, load);
+  return { leave: () => { following.stop(); observer.disconnect(); curves.leave(); } };
 }

@@ -1,6 +1,6 @@
 // The steps of every rank over time: a row for each rank, in each pixel column the phases in colour.
 
-import { duration, h, replace, whole } from "./dom.js";
+import { duration, h, percent, redraw, replace, whole } from "./dom.js";
 
 const LEFT = 64;
 const NOTHING = 255;
@@ -18,7 +18,7 @@ const colourOf = (name) => {
 export class Timeline {
   constructor(onZoom) {
     this.onZoom = onZoom;
-    this.canvas = h("canvas", { tabindex: 0, role: "img" });
+    this.canvas = h("canvas", { tabindex: 0, role: "application", "aria-roledescription": "step timeline" });
     this.labels = h("div", { class: "rank-labels", "aria-hidden": "true" });
     this.axis = h("div", { class: "time-axis", "aria-hidden": "true" });
     this.marks = h("div", { class: "time-marks" });
@@ -31,11 +31,18 @@ export class Timeline {
     this.element = h("figure", { class: "chart wide", "aria-label": "Steps of ranks" }, this.legend, this.box, this.note, this.live, this.details);
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.canvas);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    this.ended = new AbortController();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw(), { signal: this.ended.signal });
     this.listen();
   }
 
+  leave() {
+    this.ended.abort();
+    this.observer.disconnect();
+  }
+
   update(content, began, marks) {
+    const before = this.content;
     this.content = content;
     this.began = began;
     this.allMarks = marks;
@@ -45,6 +52,10 @@ export class Timeline {
     }
     this.draw();
     this.drawTable();
+    if (this.isZooming && content && (before?.begin !== content.begin || before?.end !== content.end)) {
+      this.live.textContent = `From ${duration(content.begin - began)} to ${duration(content.end - began)}.`;
+      this.isZooming = false;
+    }
   }
 
   rowHeight() {
@@ -101,7 +112,7 @@ export class Timeline {
       rows.length < this.content.ranks ? `${whole(this.content.ranks)} ranks in ${rows.length} rows: each shows the rank of its group that works longest.` : "",
       this.content.is_thinned ? "Older steps were thinned: shares are those of the recorded steps." : "",
     ].join(" ").trim();
-    this.canvas.setAttribute("aria-label", `Step timeline of ${whole(this.content.ranks)} ranks over ${duration(seconds)}. The table below has the step times. Plus and minus zoom, 0 shows all.`);
+    this.canvas.setAttribute("aria-label", `Step timeline of ${whole(this.content.ranks)} ranks over ${duration(seconds)}. Arrow keys left and right move through the time, up and down through the ranks, plus and minus zoom, 0 shows all. The table below has step times and phases of all rows.`);
   }
 
   isUsed(phase) {
@@ -113,11 +124,12 @@ export class Timeline {
 
   drawTable() {
     if (!this.content) return;
-    const { rows, steps } = this.content;
-    replace(this.details, h("summary", null, "Table"), h("div", { class: "scroll" }, h("table", null, h("caption", { class: "hidden" }, "Step times of ranks"),
-      h("thead", null, h("tr", null, ["Rank", "Steps", "Median step", "Longest step"].map((title, place) => h("th", { scope: "col", class: place ? "num" : "" }, title)))),
-      h("tbody", null, rows.slice(0, 64).map((row, place) => h("tr", null, h("th", { scope: "row" }, `rank ${row.rank}`), h("td", { class: "num" }, whole(steps[place].count)),
-        h("td", { class: "num" }, steps[place].median === null ? "–" : duration(steps[place].median)), h("td", { class: "num" }, steps[place].longest === null ? "–" : duration(steps[place].longest))))))));
+    const { rows, steps, phases } = this.content;
+    const used = phases.map((name, place) => ({ name, place })).filter(({ place }) => steps.some((one) => one.shares[place] > 0));
+    redraw(this.details, h("summary", null, "Table"), h("div", { class: "scroll" }, h("table", null, h("caption", { class: "hidden" }, "Step times of ranks"),
+      h("thead", null, h("tr", null, ["Rank", "Steps", "Median step", "Longest step", ...used.map(({ name }) => WORDS[name] || name)].map((title, place) => h("th", { scope: "col", class: place ? "num" : "" }, title)))),
+      h("tbody", null, rows.map((row, place) => h("tr", null, h("th", { scope: "row" }, `rank ${row.rank}`), h("td", { class: "num" }, whole(steps[place].count)),
+        h("td", { class: "num" }, steps[place].median === null ? "–" : duration(steps[place].median)), h("td", { class: "num" }, steps[place].longest === null ? "–" : duration(steps[place].longest)), used.map((phase) => h("td", { class: "num" }, percent(steps[place].shares[phase.place])))))))));
   }
 
   listen() {
@@ -130,18 +142,28 @@ export class Timeline {
       const [low, high] = [Math.min(from, until), Math.max(from, until)];
       from = null;
       if (high - low > 0.01) this.onZoom(begin + low * (end - begin), begin + high * (end - begin));
-    });
+    }, { signal: this.ended.signal });
     this.canvas.addEventListener("dblclick", () => this.onZoom(null, null));
     this.canvas.addEventListener("keydown", (event) => {
       if (!this.content || event.ctrlKey || event.metaKey) return;
       const { begin, end } = this.content, middle = (begin + end) / 2, half = (end - begin) / 2;
       const moves = { "+": [0.5, 0], "=": [0.5, 0], "-": [2, 0], ArrowLeft: [1, -0.5], ArrowRight: [1, 0.5] };
-      if (event.key === "0" || event.key === "Escape") this.onZoom(null, null);
-      else if (moves[event.key]) { const [factor, shift] = moves[event.key]; this.onZoom(middle + shift * half - half * factor, middle + shift * half + half * factor); } else return;
+      if (event.key === "ArrowUp" || event.key === "ArrowDown") this.speakRow(event.key === "ArrowUp" ? -1 : 1);
+      else if (event.key === "0" || event.key === "Escape") { this.isZooming = true; this.onZoom(null, null); }
+      else if (moves[event.key]) { this.isZooming = true; const [factor, shift] = moves[event.key]; this.onZoom(middle + shift * half - half * factor, middle + shift * half + half * factor); } else return;
       event.preventDefault();
     });
     this.canvas.addEventListener("pointermove", (event) => this.point(...shareAt(event)));
     this.canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
+  }
+
+  speakRow(step) {
+    const { rows, steps, phases } = this.content;
+    this.row = Math.min(rows.length - 1, Math.max(0, (this.row ?? -step) + step));
+    const row = rows[this.row], one = steps[this.row];
+    const parts = phases.map((name, place) => [WORDS[name] || name, one.shares[place]]).filter(([, share]) => share > 0.01).sort((a, b) => b[1] - a[1]).map(([words, share]) => `${words} ${percent(share)}`);
+    this.live.textContent = `Rank ${row.rank}: ${whole(one.count)} steps${one.median === null ? "" : `, median ${duration(one.median)}`}. ${parts.join(", ")}.`;
+    this.point(0.5, (this.row + 0.5) / rows.length);
   }
 
   point(x, y) {
