@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from tests.hostile_run import HOSTILE, HOSTILE_NAME, is_harmless, write_hostile_run
-from tests.recorded_run import EVENTFUL, points, write
+from tests.recorded_run import EVENTFUL, at, points, write
 from tests.ui import sample_runs
 from tests.ui.signing_in import sign_in
 
+from powertrain.errors import StorageError
+from powertrain.lookup.watching import RunWatch
+from powertrain.run import events as ev
+from powertrain.run.record.journal import Journal
 from powertrain.storage import open_storage
 from powertrain.storage.local import LocalStorage
 from powertrain.ui.app import make_app
+from powertrain.ui.listing import RunList
+from powertrain.ui.live import version_text
 from powertrain.ui.log_pages import MOST_BYTES, last_lines, new_lines, shown_line
 from powertrain.ui.places import Places, id_of, name_of
 from powertrain.ui.security import Access
@@ -155,7 +165,7 @@ def test_a_request_reads_a_bounded_part_of_a_log(
     for query in ({}, {"search": "absent"}, {"after": "1"}, {"before": "40000000", "search": "absent"}):
         asked.clear()
         get(client, "/api/logs", run="run", **query)
-        assert 0 < sum(length for length in asked if length > 512) <= 2 * MOST_BYTES, query
+        assert 0 < sum(length for length in asked if length > 4096) <= 2 * MOST_BYTES, query
 
 
 @given(st.binary(max_size=300).map(lambda data: data.replace(b"\0", b"\n")), st.data())
@@ -181,6 +191,96 @@ def test_searching_further_finds_each_line_once(lines: list[bytes], step: int) -
         found[:0] = part.lines
         end = part.searched_from
     assert [line for line in found if line] == [line.decode() for line in lines if b"a" in line]
+
+
+def test_a_page_names_its_version_and_has_a_bounded_number_of_events(
+    client: TestClient, tmp_path: Path
+) -> None:
+    many = [ev.Warned(time=at(row), attempt=0, message=f"warning {row}") for row in range(400)]
+    write(tmp_path / "run", points(range(1, 4), lambda row, rank: {"loss": 1.0}), facts=[*EVENTFUL, *many])
+    page = get(client, "/api/run", run="run")
+    assert len(page["events"]) == 300
+    assert page["events"][-1]["words"] == "warning 399", "the newest"
+    places = Places(str(tmp_path))
+    assert page["version"] == version_text(places.version("run")), "as events name it"
+    assert get(client, "/api/runs")["version"] == version_text(RunList(places).version())
+
+
+def test_a_grown_journal_is_read_on_and_a_new_run_of_the_name_from_its_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("powertrain.ui.places._LOCAL_AGE_S", 0.0)
+    storage = open_storage(tmp_path / "run")
+    begun = Journal(storage, 1)
+    start = ev.RunStarted(time=at(0), name="run", lease=1, host="h", pid=1, version="0", engine="local")
+    begun.append(start)
+    places = Places(str(tmp_path))
+    first = places.record("run")
+    begun.append(EVENTFUL[0])
+    begun.close()
+    second = places.record("run")
+    assert (first.facts, second.facts) == ([start], [start, EVENTFUL[0]])
+    assert second.watch is first.watch, "only what was added was read"
+    shutil.rmtree(tmp_path / "run")
+    other = Journal(storage, 1)
+    again = msgspec.structs.replace(start, time=at(7))
+    for fact in (again, EVENTFUL[0], EVENTFUL[0]):
+        other.append(fact)
+    other.close()
+    assert places.record("run").facts[0] == again
+
+
+def test_more_runs_than_are_kept_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        ended = ev.Ended(time=at(9), state="finished", reason="")
+        write(tmp_path / f"run-{number}", points(range(1, 3), lambda row, rank: {"loss": 1.0}), end=ended)
+    monkeypatch.setattr("powertrain.ui.places._MOST_RECORDS", 2)
+    looks = []
+    monkeypatch.setattr(RunWatch, "look", lambda self, look=RunWatch.look: looks.append(1) or look(self))
+    runs = RunList(Places(str(tmp_path)))
+    assert runs.all() == runs.all() == runs.all()
+    assert len(looks) == 5
+
+
+def test_a_run_is_found_without_a_look_at_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        write(tmp_path / name, points(range(1, 3), lambda row, rank: {"loss": 1.0}))
+
+    def names(*_: object) -> Any:
+        raise AssertionError("all runs were listed")
+
+    monkeypatch.setattr("powertrain.ui.places.names_in", names)
+    places = Places(str(tmp_path))
+    assert places.record("one").facts
+    with pytest.raises(StorageError, match="There is no run 'three' here"):
+        places.find("three")
+
+
+def test_the_list_changes_with_the_metrics_of_a_run_that_goes_on_and_its_silence_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("powertrain.ui.places._LOCAL_AGE_S", 0.0)
+    storage = open_storage(tmp_path / "run")
+    journal = Journal(storage, 1)
+    journal.append(
+        ev.RunStarted(time=at(0), name="run", lease=1, host="elsewhere", pid=1, version="0", engine="local")
+    )
+    journal.close()
+    runs = RunList(Places(str(tmp_path)))
+    before = runs.version()
+    assert runs.version() == before
+    storage.put("metrics/new", b"")
+    assert runs.version() != before
+    (row,) = runs.all()["runs"]
+    assert row["silent_since"] == 0
+    long_ago = time.time() - 86400
+    for path in (tmp_path / "run").rglob("*"):
+        os.utime(path, (long_ago, long_ago))
+    (row,) = runs.all()["runs"]
+    assert row["silent_since"] == pytest.approx(long_ago, abs=1)
+    storage.put("lease/0001.beat", b"")
+    (row,) = runs.all()["runs"]
+    assert row["silent_since"] == 0, "its heart beats"
 
 
 def test_a_sweep_has_trials_axes_curves_and_importance(client: TestClient, tmp_path: Path) -> None:

@@ -105,7 +105,9 @@ class _Dashboard:
         return json_reply(self._timed("", lambda: self._runs.sparks(names)))
 
     def _run(self, request: Request) -> Response:
-        return self._page_of(request, lambda name: run_pages.run_page(self._places, name))
+        places, name = self._places, _name(request)
+        is_over = places.record(name).has_ended
+        return self._page_of(request, is_over, lambda: run_pages.run_page(places, name))
 
     def _lines(self, request: Request) -> Response:
         name, query = _name(request), request.query_params
@@ -125,7 +127,8 @@ class _Dashboard:
         return json_reply(log_pages.log_page(files, there, request.query_params))
 
     def _sweep(self, request: Request) -> Response:
-        return self._page_of(request, lambda name: sweep_pages.sweep_page(self._places.sweep(name)))
+        sweep = self._places.sweep(_name(request))
+        return self._page_of(request, sweep.watch.is_over, lambda: sweep_pages.sweep_page(sweep))
 
     async def _events(self, request: Request) -> Response:
         name = _name(request) if "run" in request.query_params else ""
@@ -160,13 +163,14 @@ class _Dashboard:
         self._access.revoke(request.state.session)
         return json_reply({"ok": True})
 
-    def _page_of(self, request: Request, make: Callable[[str], dict[str, Any]]) -> Response:
+    def _page_of(self, request: Request, is_over: bool, make: Callable[[], dict[str, Any]]) -> Response:
         """Return what a page of a run shows, with the version by which its events name the same state."""
         name = _name(request)
         version = self._places.version(name)
         shown = {"can_control": self._can_control, "version": version_text(version)}
-        # Durations and the status of a live run change by themselves.
-        return self._reply(name, request, (version, _this_second()), lambda: {**make(name), **shown})
+        # Durations and the status of a run that goes on change by themselves.
+        at = 0 if is_over else _this_second()
+        return self._reply(name, request, (version, at), lambda: {**make(), **shown})
 
     def _kept(self, request: Request, make: Callable[[], Any]) -> Response:
         name = _name(request)

@@ -43,10 +43,10 @@ class RunList:
     def all(self) -> dict[str, Any]:
         """Return all runs and sweeps, from their journals alone."""
         names, of_sweeps = self._places.names()
-        runs = [self._row(name, self._run) for name in names if name not in set(of_sweeps)]
+        are_sweeps = set(of_sweeps)
+        runs = [self._row(name, self._run) for name in names if name not in are_sweeps]
         return {
             "root": without_secrets(self._places.root.uri),
-            "now": time.time(),
             "runs": sorted(runs, key=lambda run: -float(run["started"])),
             "sweeps": [self._row(name, self._sweep) for name in of_sweeps],
         }

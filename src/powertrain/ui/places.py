@@ -39,7 +39,7 @@ _SETTLED_FACTOR = 10
 #: Runs whose facts are kept, and sweeps.
 _MOST_RECORDS, _MOST_SWEEPS = 512, 64
 #: Bytes at the begin of a journal that tell runs apart.
-_HEAD_BYTES = 512
+_HEAD_BYTES = 4096
 #: Bytes of the longest id: two names of files, each byte as "%ff".
 _LONGEST_ID = 2048
 
@@ -162,12 +162,9 @@ class Places:
         return self._recent.get(("journal", name), age, lambda: tuple(self.root.child(name).list("journal")))
 
     def metrics_version(self, name: str) -> Version:
-        """Return a value that changes with the metrics of a run that goes on; () for one that is over."""
-        if self._settled.get(name) == self.journal_version(name):
-            return ()
-        return self._recent.get(
-            ("metrics", name), self._age, lambda: tuple(self.root.child(name).list("metrics"))
-        )
+        """Return a value that changes with the metrics of a run that goes on; those of one that is over stay."""
+        age = math.inf if self._settled.get(name) == self.journal_version(name) else self._age
+        return self._recent.get(("metrics", name), age, lambda: tuple(self.root.child(name).list("metrics")))
 
     def settle(self, name: str, version: Version) -> None:
         """Note that a run is over as of this version of its journal."""
@@ -227,11 +224,11 @@ def _card(found: FoundRun) -> protocol.Card | None:
 
 
 def _head_of(found: FoundRun) -> bytes:
-    """Return the first bytes of a run's journal; b"" if it has none."""
+    """Return the first line of a run's journal, or its begin; b"" if it has none."""
     for place in found.places:
         for entry in place.list("journal")[:1]:
             with contextlib.suppress(OSError):
-                return place.get_range(entry.key, 0, _HEAD_BYTES).data
+                return place.get_range(entry.key, 0, _HEAD_BYTES).data.partition(b"\n")[0]
     return b""
 
 
@@ -251,8 +248,8 @@ class _Recent:
         try:
             with lock:
                 with self._guard:
-                    at, value = self._made.get(key, (-math.inf, None))
-                if time.monotonic() - at >= age:
+                    at, value = self._made.get(key, (None, None))
+                if at is None or time.monotonic() - at >= age:
                     value = make()
                     with self._guard:
                         self._made[key] = (time.monotonic(), value)

@@ -49,7 +49,6 @@ def run_page(places: Places, name: str) -> dict[str, Any]:
         "id": id_of(name),
         "path": without_secrets(place.uri),
         "reason": record.state.reason,
-        "now": time.time(),
         "silent_since": silent,
         "is_live": found.live is not None,
         "pid": found.live.card.pid if found.live is not None else 0,
