@@ -155,7 +155,8 @@ def test_a_request_reads_a_bounded_part_of_a_log(
     sample_runs.write_eventful(open_storage(tmp_path / "run"), 1.7e9)
     with (tmp_path / "run" / "logs" / "attempt-1" / "rank-0.log").open("ab") as file:
         file.truncate(50 << 20)
-    read, asked = LocalStorage.get_range, []
+    read = LocalStorage.get_range
+    asked: list[int] = []
 
     def counted(self: LocalStorage, key: str, start: int, length: int) -> Any:
         asked.append(length)
@@ -235,7 +236,7 @@ def test_more_runs_than_are_kept_are_read_once(tmp_path: Path, monkeypatch: pyte
         ended = ev.Ended(time=at(9), state="finished", reason="")
         write(tmp_path / f"run-{number}", points(range(1, 3), lambda row, rank: {"loss": 1.0}), end=ended)
     monkeypatch.setattr("powertrain.ui.places._MOST_RECORDS", 2)
-    looks = []
+    looks: list[int] = []
     monkeypatch.setattr(RunWatch, "look", lambda self, look=RunWatch.look: looks.append(1) or look(self))
     runs = RunList(Places(str(tmp_path)))
     assert runs.all() == runs.all() == runs.all()
