@@ -21,7 +21,15 @@ from powertrain.errors import ConfigError
 from powertrain.ui.live import ChangeFeed, ChangeFeeds
 from powertrain.ui.places import _Recent
 from powertrain.ui.replies import Memo
-from powertrain.ui.serving import ServerOptions, host_names, is_loopback, opened_browser, own_host_name, serve
+from powertrain.ui.serving import (
+    ServerOptions,
+    host_names,
+    is_loopback,
+    listening_sockets,
+    opened_browser,
+    own_host_name,
+    serve,
+)
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
@@ -70,6 +78,23 @@ def test_each_server_has_a_host_name_that_no_one_guesses() -> None:
     names = {own_host_name() for _ in range(20)}
     assert len(names) == 20
     assert all(re.fullmatch(r"powertrain-[0-9a-f]{16}\.localhost", name) for name in names)
+
+
+def test_a_name_below_localhost_is_used_only_where_no_one_else_can_answer_for_it() -> None:
+    listeners, is_own = listening_sockets("127.0.0.1", 0)
+    port = listeners[0].getsockname()[1]
+    for listener in listeners:
+        listener.close()
+    assert is_own
+    if len(listeners) == 1:
+        pytest.skip("this machine has no IPv6")
+    with socket.create_server(("::1", port), family=socket.AF_INET6):
+        (listener,), is_own = listening_sockets("127.0.0.1", port)
+        listener.close()
+        assert not is_own, "another server has the other address"
+    (listener,), is_own = listening_sockets("127.0.0.2", 0)
+    listener.close()
+    assert not is_own
 
 
 def test_the_path_of_a_run_shows_that_run_and_any_other_path_all_runs_in_it(tmp_path: Path) -> None:

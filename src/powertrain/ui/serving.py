@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import html
 import ipaddress
 import os
@@ -28,6 +29,8 @@ from powertrain.ui.security import LEAST_TOKEN_LENGTH, Access
 _SHUTDOWN_S = 1
 #: The server gives way to the training on its machine.
 _NICENESS = 5
+#: Free ports that are tried until one is free on both loopback addresses.
+_PORTS_TRIED = 10
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,12 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
             "The token has characters that an address cannot carry. Use letters, digits and signs of ASCII."
         )
     places = Places(options.root, options.only)
-    with listening_socket(options.host, options.port) as listener:
-        port = listener.getsockname()[1]
-        own_name = own_host_name() if is_loopback(options.host) else ""
+    with contextlib.ExitStack() as stack:
+        listeners, is_own = listening_sockets(options.host, options.port)
+        for listener in listeners:
+            stack.enter_context(listener)
+        port = listeners[0].getsockname()[1]
+        own_name = own_host_name() if is_own else ""
         base = f"http://{own_name or _shown_host(options.host)}:{port}/"
         access = Access(
             options.token, lambda token: say(f"For another browser: {base}?token={quote(token, safe='')}")
@@ -75,7 +81,7 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
         say(f"The dashboard is at {base}?token={quote(access.token, safe='')}")
         if own_name:
             say(f"A browser that cannot find it needs {_shown_host(options.host)} in place of {own_name}.")
-        else:
+        elif not is_loopback(options.host):
             say(
                 "The connection is not encrypted: use it in networks that you trust, or through an SSH tunnel."
             )
@@ -94,7 +100,7 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
         address = f"{base}?token={quote(access.token, safe='')}"
         browser = opened_browser(address) if options.opens_browser else contextlib.nullcontext()
         with browser, contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
+            uvicorn.Server(config).run(sockets=listeners)
 
 
 @contextlib.contextmanager
@@ -118,6 +124,30 @@ def opened_browser(address: str) -> Iterator[None]:
 _LEADS_ON = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Powertrain</title>
 <meta http-equiv="refresh" content="0; url={address}"><p><a href="{address}">Open the dashboard</a></p></html>
 """
+
+
+def listening_sockets(host: str, port: int) -> tuple[list[socket.socket], bool]:
+    """Return sockets that listen, and whether names below "localhost" lead to them and to nobody else.
+
+    Browsers try such a name with both loopback addresses, 127.0.0.1 and ::1. Another user could listen on the one that
+    is left free, and would be sent the token.
+    """
+    for _ in range(_PORTS_TRIED):
+        first = listening_socket(host, port)
+        addresses: dict[int, str] = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
+        if first.getsockname()[0] != addresses[first.family]:
+            return [first], False
+        family = socket.AF_INET6 if first.family == socket.AF_INET else socket.AF_INET
+        try:
+            other = socket.create_server((addresses[family], first.getsockname()[1]), family=family)
+            return [first, other], True
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return [first], True  # this machine has no such address
+            if port:
+                return [first], False
+            first.close()
+    return [listening_socket(host, port)], False
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
