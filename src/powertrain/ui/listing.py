@@ -73,7 +73,8 @@ class RunList:
         places = self._places
         try:
             version = places.journal_version(name)
-            is_live = real_path(places.root.child(name).uri) in places.live()
+            live = places.live()
+            is_live = bool(live) and real_path(places.root.child(name).uri) in live
 
             def row(before: object) -> dict[str, Any]:
                 made, is_over = make(name)

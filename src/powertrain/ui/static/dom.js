@@ -51,7 +51,7 @@ export const now = () => Date.now() / 1000 + ahead;
 async function contentOf(reply) {
   const date = Date.parse(reply.headers.get("Date") || "");
   if (date) ahead = Math.abs(date - Date.now()) < 2000 ? 0 : (date - Date.now()) / 1000;
-  const content = await reply.json().catch(() => ({}));
+  const content = await reply.json().catch((error) => { if (reply.ok || error.name === "AbortError") throw error; return {}; });
   if (reply.ok) return content;
   const words = reply.status === 401 ? "Not signed in. Open the address that the terminal shows." : content.error || `The server answered with ${reply.status}.`;
   throw Object.assign(new Error(words), { status: reply.status });
@@ -182,15 +182,15 @@ export function follow(query, load) {
   async function run() {
     if (isBusy) { isPending = true; return true; }
     isBusy = true;
-    let status_ = 200;
+    let code = 200;
     try { shown = (await load()) ?? null; if (!isLeft) complain(""); } catch (error) {
       shown = null;
-      status_ = error.status ?? 500;
-      if (!isLeft) { complain(error.message); if (status_ === 401 || status_ === 404) tell("Not live", "off"); }
+      code = error.status ?? 500;
+      if (!isLeft) { complain(error.message); if (code === 401 || code === 404) tell("Not live", "off"); }
     }
     isBusy = false;
     if (isPending && !isLeft) { isPending = false; if (told !== shown) return run(); }
-    return status_ !== 401 && status_ !== 404;
+    return code !== 401 && code !== 404;
   }
 
   function open() {

@@ -27,7 +27,7 @@ function interpolate(xs, ys, x) {
 
 export function runPage(main, id) {
   const others = new URLSearchParams(location.search).getAll("with");
-  const view = { page: null, lines: new Map(), axis: "row", rank: "0", isLog: false, smoothing: 0, zoom: null, window: null, shown: CHARTS_AT_FIRST, turn: 0 };
+  const view = { page: null, lines: new Map(), axis: "row", rank: "0", isLog: false, smoothing: 0, zoom: null, window: null, shown: CHARTS_AT_FIRST, turn: 0, times: new Map() };
   const charts = new Map(), resourceCharts = new Map();
   const answer = h("p", { class: "answer", role: "status" });
   const header = h("header", { class: "run-head" });
@@ -44,11 +44,13 @@ export function runPage(main, id) {
 
   // ---------------------------------------------------------------- head and overview
 
+  const isOver = () => ["finished", "failed", "stopped", "preempted", "interrupted"].includes(view.page.state);
+
   function drawHead() {
     const page = view.page;
     document.title = `${page.name} · Powertrain`;
     const facts = [
-      ["Rows", whole(page.rows)], ["Workers", String(page.world_size)], ["Attempts", String(page.attempts)], ["Duration", duration(page.seconds)],
+      ["Rows", whole(page.rows)], ["Workers", String(page.world_size)], ["Attempts", String(page.attempts)], ["Duration", duration(isOver() || page.silent_since ? page.seconds : now() - page.started)],
       ["Started", page.started ? `${age(now() - page.started)} ago` : "–"], ["Engine", page.engine || "–"], ["Host", page.host || "–"],
     ];
     const buttons = page.can_control && page.is_live ? h("div", { class: "tools" }, h("button", { type: "button", class: "button", onclick: stop }, "Stop"), h("button", { type: "button", class: "button", onclick: resize }, "Resize")) : null;
@@ -111,7 +113,7 @@ export function runPage(main, id) {
     const slider = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0, id: "smoothing", oninput: (event) => { view.smoothing = Number(event.target.value); drawLines(); } });
     const log = h("input", { type: "checkbox", id: "log-scale", onchange: (event) => { view.isLog = event.target.checked; drawLines(); } });
     const reset = h("button", { type: "button", class: "button reset", hidden: true, onclick: () => zoom(null, null) }, "Show all");
-    replace(metricTools, choice, typed || "", axis, h("label", { class: "check", for: "smoothing" }, "Smoothing", slider), h("label", { class: "check", for: "log-scale" }, log, "Log scale"), reset);
+    replace(metricTools, choice, typed, axis, h("label", { class: "check", for: "smoothing" }, "Smoothing", slider), h("label", { class: "check", for: "log-scale" }, log, "Log scale"), reset);
     view.reset = reset;
   }
 
@@ -140,13 +142,17 @@ export function runPage(main, id) {
     await loadVisible();
   }
 
+  // The time from which a run's time axis counts. view.times has the times of all rows, also where a part is shown.
+  const originOf = (run) => (run === id ? began() : view.times.get(run)?.at[0] ?? 0);
+
   // Rows of a zoom over time, so that the server sends finer values of them.
-  function rowsShown() {
+  function rowsShown(run) {
     if (!view.zoom) return null;
     if (view.axis === "row") return view.zoom;
-    const times = view.times;
+    const times = view.times.get(run);
     if (!times?.at.length) return null;
-    return [Math.max(0, Math.floor(interpolate(times.at, times.rows, view.zoom[0] + began()))), Math.ceil(interpolate(times.at, times.rows, view.zoom[1] + began())) + 1];
+    const [first, last] = view.zoom.map((time) => interpolate(times.at, times.rows, time + originOf(run)));
+    return [Math.max(0, Math.floor(first) - 1), Math.ceil(last) + 1];
   }
 
   const loadVisible = newest(async (signal) => {
@@ -154,18 +160,17 @@ export function runPage(main, id) {
     const wanted = names().filter((name) => visible.has(name) && charts.get(name)?.turn !== turn);
     const pixels = Math.min(1000, Math.max(200, Math.ceil((grid.clientWidth > 760 ? grid.clientWidth / Math.max(1, Math.floor(grid.clientWidth / 380)) : grid.clientWidth) / 100) * 100));
     const batch = Math.max(1, Math.floor(view.page.most_curves / (rank === "all" ? Math.min(8, Math.max(1, view.page.ranks)) : 1)));
-    const query = { rank, pixels }, rows = others.length && view.axis === "time" ? null : rowsShown();
-    if (rows) [query.first, query.last] = rows;
+    const query = (run) => { const [first, last] = rowsShown(run) || []; return { run, rank, pixels, first, last }; };
     for (let start = 0; start < wanted.length; start += batch) {
       const part = wanted.slice(start, start + batch);
-      const replies = await Promise.all(runs().map((run) => fetchJson("/api/lines", { run, metric: part, ...query }, signal).catch((error) => { if (run === id || signal.aborted) throw error; return null; })));
+      const replies = await Promise.all(runs().map((run) => fetchJson("/api/lines", { ...query(run), metric: part }, signal).catch((error) => { if (run === id || signal.aborted) throw error; return null; })));
       runs().forEach((run, place) => {
         const kept = view.lines.get(run) || { lines: new Map(), times: null };
         if (replies[place]) kept.times = replies[place].times;
+        if (kept.times && (!view.zoom || !view.times.has(run))) view.times.set(run, kept.times);
         for (const name of part) kept.lines.set(name, (replies[place]?.lines || []).filter((line) => line.name === name));
         view.lines.set(run, kept);
       });
-      if (!view.zoom || !view.times) view.times = view.lines.get(id).times;
       for (const name of part) if (charts.has(name)) charts.get(name).turn = turn;
       drawLines();
     }
@@ -176,7 +181,7 @@ export function runPage(main, id) {
     runs().forEach((run, place) => {
       const reply = view.lines.get(run);
       for (const line of reply?.lines.get(name) || []) {
-        const times = reply.times, start = times?.at[0] ?? 0, origin = run === id ? began() : start;
+        const times = reply.times, origin = originOf(run);
         const x = view.axis === "row" || !times ? line.rows : line.rows.map((row) => interpolate(times.rows, times.at, row) - origin);
         found.push({ label: others.length ? decodeURIComponentSafely(run) : `rank ${line.rank}`, colour: others.length ? place % 8 : found.length % 8, x, y: line.last, low: line.low, high: line.high });
       }
@@ -185,7 +190,7 @@ export function runPage(main, id) {
   }
 
   function marks() {
-    const times = view.times; // of all rows, also where a part is shown
+    const times = view.times.get(id);
     return view.page.marks.map((mark) => {
       const row = mark.row ?? (times ? interpolate(times.at, times.rows, mark.time) : null);
       return { ...mark, x: view.axis === "row" ? row : mark.time - began() };
@@ -193,7 +198,7 @@ export function runPage(main, id) {
   }
 
   function drawLines() {
-    const page = view.page, all = marks(), times = view.times;
+    const page = view.page, all = marks(), times = view.times.get(id);
     const saved = (page.checkpoints?.committed || []).map((one) => ({
       x: view.axis === "row" ? one.row : times ? interpolate(times.rows, times.at, one.row) - began() : one.row, isBest: one.is_best, words: `${one.name}, row ${one.row}${one.is_best ? ", the best" : ""}` }));
     const drawn = names();
@@ -292,11 +297,13 @@ export function runPage(main, id) {
   }
   replace(header, h("h1", null, decodeURIComponentSafely(id)));
   const following = follow({ run: id }, load);
-  const isOver = () => ["finished", "failed", "stopped", "preempted", "interrupted"].includes(view.page.state);
   const ticking = setInterval(() => {
     if (!view.page || document.hidden || isOver()) return;
     if (!view.page.is_live && now() - loaded > SILENCE_INTERVAL_S) following.again();
-    else logs.more().catch(() => {}); // the next change of the run tells why
+    else {
+      drawHead();
+      logs.more().catch(() => {}); // the next change of the run tells why
+    }
   }, LOG_INTERVAL_S * 1000);
   return { leave: () => { following.stop(); clearInterval(ticking); observer.disconnect(); timeline.leave(); for (const chart of [...charts.values(), ...resourceCharts.values()]) chart.leave(); } };
 }
