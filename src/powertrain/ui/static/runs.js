@@ -128,9 +128,8 @@ export function runsPage(main) {
     try {
       for (let start = 0; start < runs.length; start += 50) {
         const part = runs.slice(start, start + 50);
-        for (const one of await fetchJson("/api/sparks", { run: part.map((run) => run.id) })) {
-          view.sparks.set(one.id, { ...one, version: versionOf(part.find((run) => run.id === one.id)) });
-        }
+        const found = new Map((await fetchJson("/api/sparks", { run: part.map((run) => run.id) })).map((one) => [one.id, one]));
+        for (const run of part) view.sparks.set(run.id, { ...found.get(run.id), version: versionOf(run) });
       }
     } finally { isLoading = false; }
     draw();
