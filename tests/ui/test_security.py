@@ -187,6 +187,12 @@ def test_addresses_of_the_server_are_allowed(host: str) -> None:
     assert is_allowed_host(host, PORT, NAMES)
 
 
+def test_a_server_of_the_loopback_interface_has_no_other_address() -> None:
+    assert is_allowed_host("127.0.0.1:8000", PORT, NAMES, only_loopback=True)
+    assert is_allowed_host("[::1]:8000", PORT, NAMES, only_loopback=True)
+    assert not is_allowed_host("192.168.1.7:8000", PORT, NAMES, only_loopback=True)
+
+
 @given(st.from_regex(r"[a-z0-9.-]{1,30}\.[a-z]{2,6}", fullmatch=True))
 def test_no_foreign_name_is_an_address_of_the_server(name: str) -> None:
     assert not is_allowed_host(f"{name}:{PORT}", PORT, NAMES)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tests.diagnosis import synthetic
 from tests.diagnosis.run_directory import records
 
+from powertrain.diagnosis.tables.samples import SAMPLE
 from powertrain.diagnosis.tables.steps import RECORD
 from powertrain.trace.recording import phases
 from powertrain.views.compact import compact
+from powertrain.views.machine import sample_window
 from powertrain.views.timeline import NOTHING, ORDER, Window, full_window, timeline
 
 
@@ -107,6 +109,14 @@ def test_one_bad_clock_leaves_the_other_steps_where_they_were(bad: float, place:
     content = timeline(steps, window, most_rows=8)
     assert share_of(content, phases.FORWARD)[1].sum() == pytest.approx(10, abs=1)
     assert share_of(content, phases.FORWARD)[0].sum() >= 8
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("-inf"), 1e15])
+def test_one_bad_clock_leaves_the_other_samples_where_they_were(bad: float) -> None:
+    made = np.zeros(10, SAMPLE)
+    made["time"] = 1.7e9 + np.arange(10)
+    made["time"][4] = bad
+    assert sample_window({0: {0: made}}, 10) == Window(1.7e9, 1.7e9 + 9, 10)
 
 
 def test_a_phase_that_is_not_a_number_spoils_no_other() -> None:

@@ -37,6 +37,7 @@ def make_app(
     port: int,
     names: frozenset[str],
     can_control: bool = False,
+    only_loopback: bool = False,
     interval: float = LOOK_INTERVAL_S,
 ) -> Guard:
     """Return the whole application, behind its guard.
@@ -47,12 +48,13 @@ def make_app(
         port: The port that the server listens on.
         names: Host names of the server, in lower case.
         can_control: Whether runs can be stopped and resized.
+        only_loopback: Whether only this machine can reach the server.
         interval: Seconds between two looks at a live run at least.
     """
     dashboard = _Dashboard(places, access, can_control, ChangeFeeds(interval, is_near=places.is_near))
     handlers: dict[type[Exception] | int, Any] = {PowertrainError: _refused, OSError: _unreadable}
     app = Starlette(routes=dashboard.routes(), exception_handlers=handlers)
-    return Guard(app, access, port, names)
+    return Guard(app, access, port, names, only_loopback=only_loopback)
 
 
 class _Dashboard:

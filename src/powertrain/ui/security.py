@@ -115,10 +115,11 @@ def _is_equal(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 
-def is_allowed_host(header: str, port: int, names: frozenset[str]) -> bool:
+def is_allowed_host(header: str, port: int, names: frozenset[str], *, only_loopback: bool = False) -> bool:
     """Return whether a ``Host`` header is an address of this server: an IP address, or one of its names, and its port.
 
-    Addresses are allowed in general: a page that was rebound has a name in its ``Host``.
+    Any IP address is allowed where other machines reach the server, which may have several: a page that was rebound has
+    a name in its ``Host``. With ``only_loopback`` only addresses of the loopback interface are.
     """
     host, _, given_port = header.rpartition(":") if not header.endswith("]") else (header, "", "")
     if not host:
@@ -129,10 +130,10 @@ def is_allowed_host(header: str, port: int, names: frozenset[str]) -> bool:
     if bare in names:
         return True
     try:
-        ipaddress.ip_address(bare[1:-1] if bare.startswith("[") and bare.endswith("]") else bare)
+        address = ipaddress.ip_address(bare[1:-1] if bare.startswith("[") and bare.endswith("]") else bare)
     except ValueError:
         return False
-    return True
+    return address.is_loopback or not only_loopback
 
 
 class Guard:
@@ -143,10 +144,14 @@ class Guard:
         access: The secrets.
         port: The port of the server.
         names: Host names of the server, in lower case.
+        only_loopback: Whether only this machine can reach it.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, port: int, names: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, port: int, names: frozenset[str], *, only_loopback: bool = False
+    ) -> None:
         self._app, self._access, self._port, self._names = app, access, port, names
+        self._only_loopback = only_loopback
         #: Cookies are shared by all ports of a host: the port keeps two servers apart.
         self._cookie = f"powertrain-ui-{port}"
 
@@ -172,7 +177,7 @@ class Guard:
         """Return the reply to a request that must not pass; None for a permitted one."""
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not is_allowed_host(hosts[0], self._port, self._names):
+        if len(hosts) != 1 or not self._is_own_host(hosts[0]):
             return PlainTextResponse("This server has another address.\n", 421)
         if not self._is_own_page(headers, hosts[0], scope["method"]):
             return PlainTextResponse("Requests of other pages are refused.\n", 403)
@@ -191,6 +196,9 @@ class Guard:
                 return PlainTextResponse("The key of the session is missing or wrong.\n", 401)
         scope["state"] = {**scope.get("state", {}), "session": session}
         return None
+
+    def _is_own_host(self, host: str) -> bool:
+        return is_allowed_host(host, self._port, self._names, only_loopback=self._only_loopback)
 
     def _is_own_page(self, headers: Headers, host: str, method: str) -> bool:
         """Return whether the request comes from a page of this server, or from no page at all."""

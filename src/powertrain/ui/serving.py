@@ -77,7 +77,14 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
             options.token, lambda token: say(f"For another browser: {base}?token={quote(token, safe='')}")
         )
         names = host_names(options.host) | ({own_name} if own_name else set())
-        app = make_app(places, access, port=port, names=names, can_control=options.can_control)
+        app = make_app(
+            places,
+            access,
+            port=port,
+            names=names,
+            can_control=options.can_control,
+            only_loopback=is_loopback(options.host),
+        )
         say(f"The dashboard is at {base}?token={quote(access.token, safe='')}")
         if own_name:
             say(f"A browser that cannot find it needs {_shown_host(options.host)} in place of {own_name}.")

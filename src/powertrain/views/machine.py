@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from powertrain.views.compact import compact
 from powertrain.views.metrics import MOST_LINES
-from powertrain.views.timeline import Window
+from powertrain.views.timeline import LONGEST_S, Window, middle_of
 
 Floats = NDArray[np.float64]
 #: Fields of samples: the title and the unit of their chart, and the field with their maximum.
@@ -38,7 +38,9 @@ def sample_window(samples: Mapping[int, Mapping[int, NDArray[np.void]]], columns
     known = [part for part in known if len(part)]
     if not known:
         return None
-    begin, end = min(float(part.min()) for part in known), max(float(part.max()) for part in known)
+    every = np.concatenate(known)
+    near = every[np.abs(every - middle_of(every)) < LONGEST_S]  # a clock may have been set
+    begin, end = float(near.min()), float(near.max())
     return Window(begin, max(end, begin + 1e-3), columns)
 
 

@@ -31,8 +31,8 @@ _ROWS_WITH_SHARES = 24
 #: A pixel without a longest phase: no step was recorded in it.
 NOTHING = 255
 _WAITS = (phases.COLLECTIVE, phases.REPORT)
-#: Seconds from the median step to the first or last one that is shown at first: a year.
-_LONGEST_S = 366 * 86400.0
+#: Seconds from the median time to the first or last one that is shown at first: a year.
+LONGEST_S = 366 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,19 @@ def full_window(steps: Mapping[int, Mapping[int, Records]], columns: int) -> Win
     if not parts:
         return None
     # A clock that was set while the run went on must not leave all steps in one pixel.
-    middle = _middle(np.concatenate([part["start"] for part in parts]))
-    near = [part[np.abs(part["start"] - middle) < _LONGEST_S] for part in parts]
+    middle = middle_of(np.concatenate([part["start"] for part in parts]))
+    near = [part[np.abs(part["start"] - middle) < LONGEST_S] for part in parts]
     near = [part for part in near if len(part)]
     begin = min(float(part["start"][0]) for part in near)
     end = max(float(part["start"][-1] + _seconds(part[-1:])[0]) for part in near)
-    return Window(begin, min(max(end, begin + 1e-3), begin + 2 * _LONGEST_S), columns)
+    return Window(begin, min(max(end, begin + 1e-3), begin + 2 * LONGEST_S), columns)
 
 
 def _settled(part: Records) -> Records:
     """Return the records with a time near the others, whose begins never go back: a clock may have been set."""
     is_known = np.isfinite(part["start"]) & (part["start"] > 0)
     if is_known.any():
-        is_known &= np.abs(part["start"] - _middle(part["start"][is_known])) < _LONGEST_S
+        is_known &= np.abs(part["start"] - middle_of(part["start"][is_known])) < LONGEST_S
     if not is_known.all():
         part = part[is_known]
     begins = np.maximum.accumulate(part["start"])
@@ -77,7 +77,7 @@ def _settled(part: Records) -> Records:
     return part
 
 
-def _middle(times: NDArray[Any]) -> float:
+def middle_of(times: NDArray[Any]) -> float:
     """Return the median, which is one of the times."""
     return float(np.sort(times)[len(times) // 2])
 
