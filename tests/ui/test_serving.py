@@ -18,9 +18,10 @@ from tests.recorded_run import points, write
 
 from powertrain.cli.ui import _parent_of, _root_of
 from powertrain.errors import ConfigError
-from powertrain.ui.live import ChangeFeed, ChangeFeeds
+from powertrain.ui.live import ChangeFeed, ChangeFeeds, events_while
 from powertrain.ui.places import _Recent
 from powertrain.ui.replies import Memo
+from powertrain.ui.security import Access
 from powertrain.ui.serving import (
     ServerOptions,
     host_names,
@@ -117,7 +118,7 @@ def test_viewers_share_one_look_and_hear_of_each_change() -> None:
         async def two_changes() -> list[bytes]:
             events = feed.events()
             found = [event async for event in _first(events, 3)]
-            await events.aclose()  # type: ignore[attr-defined]
+            await events.aclose()
             return found
 
         return await asyncio.gather(*(two_changes() for _ in range(10)))
@@ -157,6 +158,24 @@ def test_a_new_version_replaces_the_old_one_and_is_made_from_it() -> None:
     assert memo.get("other", 1, lambda _: [1]) == [], "versions of one run drop no other run"
 
 
+def test_the_events_of_a_browser_that_was_signed_out_end() -> None:
+    access, versions = Access("a-token-of-my-own"), itertools.count()
+    session = access.exchange(access.token)
+    assert session is not None
+    feed = ChangeFeed(lambda: next(versions), interval=0.001)
+
+    async def watch() -> int:
+        heard = 0
+        async for _ in events_while(feed, lambda: access.is_valid(session)):
+            heard += 1
+            if heard == 3:
+                access.revoke(session)
+        return heard
+
+    assert asyncio.run(asyncio.wait_for(watch(), 60)) == 3
+    assert feed.is_idle
+
+
 def test_feeds_without_viewers_are_dropped() -> None:
     feeds = ChangeFeeds()
 
@@ -166,7 +185,7 @@ def test_feeds_without_viewers_are_dropped() -> None:
         for number in range(50):
             feeds.of(f"left-{number}", lambda: 1)
         assert set(feeds._feeds) == {"watched", "left-49"}
-        await events.aclose()  # type: ignore[attr-defined]
+        await events.aclose()
 
     asyncio.run(watch())
 
@@ -188,7 +207,7 @@ def test_a_viewer_that_comes_while_the_last_one_leaves_hears_of_changes() -> Non
         leaving, coming = feed.events(), feed.events()
         await anext(leaving)
         await anext(leaving)
-        task = asyncio.ensure_future(leaving.aclose())  # type: ignore[attr-defined]
+        task = asyncio.ensure_future(leaving.aclose())
         await anext(coming)
         await task
         return [await anext(coming) for _ in range(5)][-1]

@@ -19,11 +19,11 @@ from powertrain.errors import PowertrainError
 from powertrain.ui import log_pages, run_pages, sweep_pages
 from powertrain.ui.control import control
 from powertrain.ui.listing import RunList
-from powertrain.ui.live import LOOK_INTERVAL_S, ChangeFeeds, version_text
+from powertrain.ui.live import LOOK_INTERVAL_S, ChangeFeeds, events_while, version_text
 from powertrain.ui.places import Places, name_of
 from powertrain.ui.queries import BadQuery
 from powertrain.ui.replies import Memo, encoded, json_reply
-from powertrain.ui.security import Access, Guard
+from powertrain.ui.security import Access, Guard, Session
 
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
 #: Bytes of a request's body.
@@ -140,8 +140,9 @@ class _Dashboard:
         def version() -> object:
             return self._places.version(name) if name else self._runs.version()
 
-        feed = self._feeds.of(name, version)
-        return StreamingResponse(feed.events(), media_type="text/event-stream")
+        session: Session = request.state.session
+        events = events_while(self._feeds.of(name, version), lambda: self._access.is_valid(session))
+        return StreamingResponse(events, media_type="text/event-stream")
 
     async def _control(self, request: Request) -> Response:
         if not self._can_control:

@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
 from starlette.concurrency import run_in_threadpool
 
@@ -59,7 +60,7 @@ class ChangeFeed:
         """Whether it has no viewers."""
         return not self._viewers
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield an event for the current version, and for each one after it."""
         queue: asyncio.Queue[str] = asyncio.Queue()
         self._viewers.add(queue)
@@ -105,6 +106,15 @@ class ChangeFeed:
         except Exception:  # a bug of ours: the other viewers and later looks must not pay for it
             _logger.exception("The version of a run could not be read.")
             return self._newest
+
+
+async def events_while(feed: ChangeFeed, is_permitted: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a feed until they are not permitted any more, as for a browser that was signed out."""
+    async with aclosing(feed.events()) as events:
+        async for event in events:
+            if not is_permitted():
+                return
+            yield event
 
 
 class ChangeFeeds:

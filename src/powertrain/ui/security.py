@@ -104,6 +104,10 @@ class Access:
                 found = session
         return found
 
+    def is_valid(self, session: Session) -> bool:
+        """Return whether a browser is still signed in."""
+        return any(one is session for one in self._sessions)
+
     def revoke(self, session: Session) -> None:
         """Sign a browser out."""
         with self._guard:
