@@ -250,7 +250,7 @@ def names_in(place: Storage, known: MutableMapping[str, str] | None = None) -> t
     new = [name for name in there if name not in kinds]
     with ThreadPoolExecutor(_CONCURRENT_LOOKUPS, thread_name_prefix="powertrain-names") as pool:
         found = dict(zip(new, pool.map(lambda name: kind_of(place.child(name)), new), strict=True))
-    kinds |= {name: kind for name, kind in found.items() if kind}  # a run without a journal may get one
+    kinds.update({name: kind for name, kind in found.items() if kind})  # a run without a journal may get one
     for name in set(kinds) - set(there):
         del kinds[name]
     return [name for name in there if kinds.get(name)], [name for name in there if kinds.get(name) == SWEEP]
