@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,9 @@ from tests.diagnosis import run_directory, synthetic
 
 from powertrain.diagnosis import live, recorded
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.live import Live, news, until_next
-from powertrain.diagnosis.summary import Report
+from powertrain.diagnosis.goodput import TimeShare
+from powertrain.diagnosis.live import Live, efficiency, news, until_next
+from powertrain.diagnosis.summary import Report, Throughput
 from powertrain.errors import StorageError
 from powertrain.storage import open_storage
 from powertrain.trace.recording import phases
@@ -57,7 +59,16 @@ def test_what_a_run_records_is_looked_at_while_it_goes_on(tmp_path: Path) -> Non
         run_directory.record(storage, synthetic.run(1, synthetic.bound(phases.INPUT, 0.030)))
         assert told.wait(20)
     assert said[0].startswith("[run] input_bound: ")
-    assert len(said) == 1
+    assert [line.split()[1] for line in said[1:]] in ([], ["speed:"])
+
+
+def test_the_speed_is_said_once_enough_steps_are_recorded() -> None:
+    report = Report(steps=200, throughput=Throughput(steps_per_second=12.5, mfu=0.41))
+    trained = (TimeShare(cause="training", seconds=60.0, share=1.0),)
+    assert efficiency(report) == "speed: 12.5 steps/s, MFU 41 %"
+    timed = msgspec.structs.replace(report, time=trained)
+    assert efficiency(timed) == "speed: 12.5 steps/s, MFU 41 %; goodput: 100 % of 60 s in training"
+    assert efficiency(msgspec.structs.replace(timed, steps=3)) == ""
 
 
 # --------------------------------------------------------------------------- looks that fail or take long

@@ -14,8 +14,10 @@ from tests.diagnosis import synthetic
 from tests.diagnosis.looks import by_rank, looks
 from tests.support.examples import scaled
 
+from powertrain.diagnosis import words
 from powertrain.diagnosis.card import LINES
 from powertrain.diagnosis.finding import SEVERITIES, Finding
+from powertrain.diagnosis.goodput import TimeShare
 from powertrain.diagnosis.report import diagnose, from_json, render, to_json
 from powertrain.diagnosis.rules import memory, stragglers
 from powertrain.diagnosis.rules.root_cause import fold
@@ -232,6 +234,35 @@ def test_throughput_counts_all_ranks_and_mfu_needs_both_numbers() -> None:
     assert speed.mfu == pytest.approx(speed.samples_per_second * 1e9 / 2e11)
     assert diagnose(steps, flops_per_sample=1e9).throughput.mfu is None
     assert diagnose(steps).throughput.flops_per_second == 0.0
+
+
+def test_counted_operations_of_a_step_give_the_utilisation_also_where_a_rank_has_none() -> None:
+    steps = synthetic.run(2, synthetic.bound(phases.FORWARD, 0.030))
+    both = diagnose(steps, step_flops={0: 4e9, 1: 2e9}, peak_flops=1e12).throughput
+    assert both.flops_per_second == pytest.approx(6e9 * both.steps_per_second)
+    assert both.mfu == pytest.approx(both.flops_per_second / 2e12)
+    one = diagnose(steps, step_flops={0: 4e9, 1: 0.0}, peak_flops=1e12).throughput
+    assert one.flops_per_second == pytest.approx(8e9 * one.steps_per_second)
+    given = diagnose(steps, flops_per_sample=1e9, step_flops={0: 4e9}).throughput
+    assert given.flops_per_second == pytest.approx(given.samples_per_second * 1e9)
+    assert f", {words.flops(both.flops_per_second)}, MFU " in render(
+        diagnose(steps, step_flops={0: 4e9, 1: 2e9}, peak_flops=1e12)
+    )
+
+
+def test_the_card_says_how_much_of_its_time_a_run_trained() -> None:
+    time = (
+        TimeShare(cause="training", seconds=90.0, share=0.9),
+        TimeShare(cause="startup", seconds=1.0, share=0.01),
+        TimeShare(cause="redone", seconds=8.8, share=0.088),
+        TimeShare(cause="save", seconds=0.2, share=0.002),
+    )
+    card = render(Report(time=time))
+    assert (
+        "goodput    90 % of 100 s in training; training that a restart repeated 9 %, starting up 1 %" in card
+    )
+    assert "saving" not in card
+    assert "goodput" not in render(Report())
 
 
 def test_a_thinned_run_says_so_and_keeps_its_speed() -> None:

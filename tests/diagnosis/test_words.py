@@ -51,3 +51,17 @@ def test_hosts_are_named_once_and_only_a_few() -> None:
     assert words.hosts(["", ""]) == ""
     assert words.hosts(["b", "a", "b"]) == " on a and b"
     assert words.hosts("abcdef") == " on a, b, c and 3 more"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (12, "12 FLOP/s"),
+        (4.5e9, "4.5 GFLOP/s"),
+        (9.999e11, "1 TFLOP/s"),
+        (4.02e14, "402 TFLOP/s"),
+        (3e21, "3000 EFLOP/s"),
+    ],
+)
+def test_operations_per_second_have_three_digits(rate: float, text: str) -> None:
+    assert words.flops(rate) == text

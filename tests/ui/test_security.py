@@ -17,7 +17,14 @@ from tests.ui.signing_in import sign_in
 from powertrain.ui import app as application
 from powertrain.ui.app import make_app
 from powertrain.ui.places import Places
-from powertrain.ui.security import KEY_ARGUMENT, KEY_HEADER, MOST_SESSIONS, Access, Session, is_allowed_host
+from powertrain.ui.security import (
+    KEY_ARGUMENT,
+    KEY_HEADER,
+    MOST_SESSIONS,
+    Access,
+    BrowserSession,
+    is_allowed_host,
+)
 
 PORT = 8000
 BASE = f"http://127.0.0.1:{PORT}"
@@ -158,7 +165,7 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
     access = Access("a-token-of-my-own")
     assert access.exchange("guess") is None
     assert compared.pop() == (b"guess", b"a-token-of-my-own")
-    access._sessions = [Session("a-cookie", "a-key")]
+    access._sessions = [BrowserSession("a-cookie", "a-key")]
     assert access.session_of("guess") is None
     assert compared == [(b"guess", b"a-cookie")]
 

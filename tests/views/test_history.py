@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.recorded_run import EVENTFUL, RAISED, at, attempt
 
+from powertrain.diagnosis.goodput import goodput as shares_of
 from powertrain.run import events as ev
 from powertrain.views.history import CAUSES, goodput, happenings, marks, spans
 
@@ -24,7 +25,15 @@ def test_the_time_of_a_run_is_divided_by_cause() -> None:
     found = seconds([START, *EVENTFUL, end])
     assert sum(found.values()) == pytest.approx(110.0)
     # Facts that are out of order take no time, and without a commit it is not known what was done again.
-    assert found == {"training": 100.0, "startup": 3.0, "queue": 5.0, "recovery": 2.0}
+    assert found == {"training": 100.0, "startup": 3.0, "queue": 5.0, "recovery": 1.0, "resize": 1.0}
+
+
+def test_reports_and_saves_are_no_training() -> None:
+    facts: list[ev.Event] = [START, attempt(0, 1, 1), ev.TrainingStarted(time=at(2), attempt=0)]
+    parts = spans(facts, at(12))
+    shares = {one["cause"]: one["seconds"] for one in goodput(parts, reporting=0.25)}
+    assert (shares["training"], shares["save"]) == (75.0, 25.0)
+    assert [one.cause for one in shares_of(parts, reporting=2.0)] == ["startup", "queue", "save"]
 
 
 def test_training_after_the_checkpoint_that_a_restart_goes_back_to_is_redone() -> None:

@@ -19,12 +19,16 @@ def compare(
 ) -> None:
     """Compare the step times of two runs. Exits with 3 if the second is slower, with 4 if there are too few steps."""
     from powertrain.diagnosis.compare import compare as compared
-    from powertrain.diagnosis.compare import render_comparison
+    from powertrain.diagnosis.compare import render_comparison, with_rates
+    from powertrain.diagnosis.final import report_of
     from powertrain.diagnosis.recorded import read
 
     found = [find_run(run, storage) for run in (first, second)]
     before, after = (read(one.place).steps for one in found)
     comparison = compared(before, after)
+    reports = [report_of(one.place, one.name) for one in found]
+    if reports[0] is not None and reports[1] is not None:
+        comparison = with_rates(comparison, reports[0], reports[1])
     if json:
         print_json(comparison)
     else:

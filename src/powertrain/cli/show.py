@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,10 @@ from powertrain.terminal.failures import failure_report
 from powertrain.terminal.text import counted, data_size, duration, metric_pairs, rank_list
 from powertrain.worker.data.shards import in_words, positions_in
 
+if TYPE_CHECKING:
+    from powertrain.diagnosis.finding import Finding
+    from powertrain.diagnosis.summary import Report
+
 
 def show(
     run: arguments.Run,
@@ -53,12 +57,13 @@ def show(
         raise StorageError(f"The run at {uri} cannot be shown: it has no journal.")
     last = reading.last_of_rank(place, journal.replay(events), 0) or {}
     stands = how_it_stands(found.live) if found.live is not None else None
-    findings = _findings(place, name)
+    report, trouble = _diagnosis(place, name)
+    findings = [trouble] if trouble else [f"{one.kind}: {one.summary}" for one in _findings(report)]
     summary = summarize(name, events, stands.row if stands is not None else 0)
     if json:
-        print_json(as_json(summary, uri, events, committed(place), last, findings, stands))
+        print_json(as_json(summary, uri, events, committed(place), last, findings, stands, report))
         return
-    print_lines(describe(summary, uri, events, committed(place), last, time.time(), findings, stands))
+    print_lines(describe(summary, uri, events, committed(place), last, time.time(), findings, stands, report))
 
 
 def describe(
@@ -70,6 +75,7 @@ def describe(
     now: float,
     findings: Sequence[str] = (),
     stands: protocol.Description | None = None,
+    report: Report | None = None,
 ) -> list[str]:
     """Return the run as lines of text; ``stands`` is the status of a live run on this machine."""
     reason = journal.replay(events).reason
@@ -83,6 +89,7 @@ def describe(
     ]
     lines += _queue(events) if summary.state == lifecycle.WAITING else []
     lines += _now(stands) if stands is not None else []
+    lines += _efficiency(report) if report is not None else []
     if manifests and (data := in_words(positions_in(manifests[-1].extras))):
         lines.append(f"data      {data}")
     lines += _section("attempts", _attempts(events))
@@ -127,6 +134,7 @@ def as_json(
     last: Mapping[str, Any],
     findings: Sequence[str] = (),
     stands: protocol.Description | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Return the content of :func:`describe` for JSON."""
     state = journal.replay(events)
@@ -144,12 +152,14 @@ def as_json(
         "unsaved_checkpoints": [asdict(one) for one in state.unsaved],
         "metrics": dict(last),
         "diagnosis": list(findings),
+        "throughput": report.throughput if report is not None else None,
+        "time": report.time if report is not None else [],
         "failures": [event for event in events if isinstance(event, (ev.Failed, ev.Lost))],
     }
 
 
-def _findings(place: Storage, name: str) -> list[str]:
-    """Return the findings of the diagnosis, a line each; ``powertrain diagnose`` prints the full report.
+def _diagnosis(place: Storage, name: str) -> tuple[Report | None, str]:
+    """Return the diagnosis, of which ``powertrain diagnose`` prints all; or None and the reason, "" for no telemetry.
 
     Never raises: the other sections do not depend on it.
     """
@@ -158,14 +168,26 @@ def _findings(place: Storage, name: str) -> list[str]:
     try:
         report = final.report_of(place, name)
         if report is not None:
-            return [f"{found.kind}: {found.summary}" for found in report.findings]
+            return report, ""
         place.modified(final.SUMMARY)
-        return [f"{final.SUMMARY} cannot be read, and the run has no other record of its steps"]
+        return None, f"{final.SUMMARY} cannot be read, and the run has no other record of its steps"
     except FileNotFoundError:  # neither exists
-        return []
+        return None, ""
     except Exception as error:
         reason = " ".join(str(error).split())
-        return [f"the record of the run's steps cannot be read: {type(error).__name__}: {reason}"]
+        return None, f"the record of the run's steps cannot be read: {type(error).__name__}: {reason}"
+
+
+def _findings(report: Report | None) -> Sequence[Finding]:
+    return report.findings if report is not None else ()
+
+
+def _efficiency(report: Report) -> list[str]:
+    """Return the speed of the run, and how much of its time it trained."""
+    from powertrain.diagnosis.card import speed_line, time_line
+
+    named = {"speed": speed_line(report), "goodput": time_line(report)}
+    return [f"{name:<10}{line}" for name, line in named.items() if line]
 
 
 def _section(title: str, lines: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from powertrain.diagnosis import words
 from powertrain.diagnosis.finding import Finding
+from powertrain.diagnosis.goodput import TRAINING, training_share
 from powertrain.diagnosis.rules.root_cause import is_trouble
 from powertrain.diagnosis.summary import PhaseTime, Report
 from powertrain.run.health.hang_report import rank_names
@@ -19,6 +20,8 @@ _PHASES = 6
 _NOTES = 2
 _MARKS = {"critical": "!!", "warning": "! ", "info": "  "}
 _LEAST_WIDTH = 40
+#: Shares of time that are mentioned.
+_LEAST_SHARE = 0.005
 #: A number and its unit, which stay on one line.
 _AMOUNT = re.compile(r"(\d) (%|ms|s|MiB|GiB)(?!\w)")
 _NO_BREAK = "\u00a0"
@@ -28,7 +31,7 @@ def render(report: Report, width: int = 100) -> str:
     """Return at most :data:`LINES` lines of about ``width`` characters, without a line break at the end."""
     width = max(width, _LEAST_WIDTH)
     table = _table(report)
-    below = [*table, *_speed(report), *_notes(report.notes, width)]
+    below = [*table, *_efficiency(report, width), *_notes(report.notes, width)]
     room = LINES - 1 - len(below)
     lines = [_head(report), *_findings(report.findings, room, width), *below]
     return "\n".join(map(escape_controls, lines))
@@ -123,7 +126,18 @@ def _mean(time: PhaseTime) -> float:
     return time.mean_seconds or time.seconds
 
 
-def _speed(report: Report) -> list[str]:
+def _efficiency(report: Report, width: int) -> list[str]:
+    named = {"speed": speed_line(report), "goodput": time_line(report)}
+    told = [f"   {name:<11}{line}" for name, line in named.items() if line]
+    return [line for one in told for line in _wrapped(one, width, 2)]
+
+
+def speed_line(report: Report) -> str:
+    """Return steps, samples and tokens per second and the utilisation of the device, as far as known; else ""."""
+    return ", ".join(_rates(report))
+
+
+def _rates(report: Report) -> list[str]:
     speed = report.throughput
     parts: list[str] = []
     for rate, name in (
@@ -131,14 +145,23 @@ def _speed(report: Report) -> list[str]:
         (speed.samples_per_second, "samples/s"),
         (speed.tokens_per_second, "tokens/s"),
     ):
-        parts += [f"{_rate(rate)} {name}"] if rate > 0 else []
+        parts += [f"{words.rate(rate)} {name}"] if rate > 0 else []
+    if speed.flops_per_second > 0:
+        parts.append(words.flops(speed.flops_per_second))
     if speed.mfu is not None:
         parts.append(f"MFU {words.share(speed.mfu)}")
-    return [f"   speed      {', '.join(parts)}"] if parts else []
+    return parts
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 99.5 else f"{rate:.3g}"
+def time_line(report: Report) -> str:
+    """Return the goodput of the run, and what the other time went to; "" if unknown."""
+    total = sum(one.seconds for one in report.time)
+    if total <= 0:
+        return ""
+    others = sorted((one for one in report.time if one.cause != TRAINING), key=lambda one: -one.seconds)
+    told = [f"{one.words.lower()} {words.share(one.share)}" for one in others if one.share >= _LEAST_SHARE]
+    rest = f"; {', '.join(told)}" if told else ""
+    return f"{words.share(training_share(report.time))} of {words.seconds(total)} in training{rest}"
 
 
 def _notes(notes: Sequence[str], width: int) -> list[str]:

@@ -19,6 +19,8 @@ import msgspec
 import numpy as np
 
 from powertrain.diagnosis import words
+from powertrain.diagnosis.goodput import training_share
+from powertrain.diagnosis.summary import Report
 from powertrain.diagnosis.tables import statistics
 from powertrain.diagnosis.tables.steady import SteadySteps, steady_steps
 from powertrain.diagnosis.tables.steps import Floats, StepTable
@@ -57,6 +59,15 @@ class PhaseChange(msgspec.Struct, frozen=True):
     verdict: str
 
 
+class RateChange(msgspec.Struct, frozen=True):
+    """Throughput, utilisation or goodput of both runs. It decides nothing."""
+
+    #: "samples_per_second", "tokens_per_second", "flops_per_second", "mfu" or "goodput".
+    name: str
+    before: float
+    after: float
+
+
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The second run against the first."""
 
@@ -77,6 +88,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     per: str = "step"
     #: Phases, the one that changed most first.
     phases: tuple[PhaseChange, ...] = ()
+    #: What both runs have recorded of these.
+    rates: tuple[RateChange, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -241,7 +254,35 @@ def _notes(first: SteadySteps, second: SteadySteps, by_sample: bool, sizes: tupl
     return notes
 
 
+def with_rates(comparison: Comparison, before: Report, after: Report) -> Comparison:
+    """Return the comparison with the rates that both reports have."""
+    old, new = _rates(before), _rates(after)
+    changes = tuple(RateChange(name, old[name], new[name]) for name in old if name in new)
+    return msgspec.structs.replace(comparison, rates=changes)
+
+
+def _rates(report: Report) -> dict[str, float]:
+    speed = report.throughput
+    rates = {
+        "samples_per_second": speed.samples_per_second,
+        "tokens_per_second": speed.tokens_per_second,
+        "flops_per_second": speed.flops_per_second,
+        "mfu": speed.mfu or 0.0,
+        "goodput": training_share(report.time),
+    }
+    return {name: rate for name, rate in rates.items() if rate > 0}
+
+
 # --------------------------------------------------------------------------- as text
+
+#: How rates are written.
+_RATES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "samples_per_second": ("samples/s", words.rate),
+    "tokens_per_second": ("tokens/s", words.rate),
+    "flops_per_second": ("compute", words.flops),
+    "mfu": ("MFU", words.share),
+    "goodput": ("goodput", words.share),
+}
 
 
 def render_comparison(comparison: Comparison, first: str = "A", second: str = "B") -> str:
@@ -262,6 +303,9 @@ def render_comparison(comparison: Comparison, first: str = "A", second: str = "B
             f"   {change.phase:<11}{words.seconds(change.before):>10} -> {words.seconds(change.after):>10}   "
             f"{mark}".rstrip()
         )
+    for rate in comparison.rates:
+        title, text = _RATES[rate.name]
+        lines.append(f"   {title:<11}{text(rate.before):>10} -> {text(rate.after):>10}")
     return "\n".join([*lines, *_note_lines(comparison)])
 
 

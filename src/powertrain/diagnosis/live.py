@@ -8,6 +8,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from powertrain.diagnosis import recorded, words
+from powertrain.diagnosis.card import speed_line, time_line
+from powertrain.diagnosis.final import is_telling
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.rules.root_cause import is_trouble
 from powertrain.diagnosis.summary import Report
@@ -18,6 +20,8 @@ from powertrain.storage import Storage
 ANALYSIS_INTERVAL_S = 10.0
 #: The pause is at least this many times the duration of the last analysis, which reads all telemetry.
 PAUSE_FACTOR = 20.0
+#: Seconds between two lines about the speed of the run.
+SPEED_INTERVAL_S = 60.0
 
 _Told = set[tuple[str, tuple[int, ...]]]
 
@@ -35,6 +39,7 @@ class Live:
         self._every = ANALYSIS_INTERVAL_S if every is None else every
         self._told: _Told = set()
         self._failed = False
+        self._next_speed = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="powertrain-live-diagnosis", daemon=True)
 
@@ -59,7 +64,11 @@ class Live:
             wait = until_next(self._every, monotonic() - began)
 
     def _analyse(self) -> None:
-        lines, self._told = news(recorded.report_of(self._storage, self._name), self._told)
+        report = recorded.report_of(self._storage, self._name)
+        lines, self._told = news(report, self._told)
+        if monotonic() >= self._next_speed and (speed := efficiency(report)):
+            self._next_speed = monotonic() + SPEED_INTERVAL_S
+            lines.append(speed)
         for line in lines:
             self._tell(f"[{self._name}] {line}")
 
@@ -77,6 +86,14 @@ class Live:
 def until_next(every: float, took: float) -> float:
     """Return the seconds from the end of an analysis that took ``took`` to the next one. Pure."""
     return max(every, PAUSE_FACTOR * took)
+
+
+def efficiency(report: Report) -> str:
+    """Return throughput, utilisation and goodput in one line; "" while too few steps are recorded. Pure."""
+    speed, time = speed_line(report), time_line(report)
+    if not is_telling(report) or not speed:
+        return ""
+    return f"speed: {speed}" + (f"; goodput: {time}" if time else "")
 
 
 def news(report: Report, told: _Told) -> tuple[list[str], _Told]:

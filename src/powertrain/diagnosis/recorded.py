@@ -5,10 +5,15 @@ Needs only the directory: the records up to the end of the run are read, also af
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+import numpy as np
+
+from powertrain.diagnosis import goodput
 from powertrain.diagnosis.report import diagnose
 from powertrain.diagnosis.summary import Report
 from powertrain.diagnosis.tables.samples import Samples, samples_of
@@ -21,6 +26,7 @@ from powertrain.run.record import journal
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.trace import store
+from powertrain.trace.recording.phases import NAMES, REPORT
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class Recorded:
     facts: Mapping[int, Mapping[str, Any]]
     #: Remarks for the reader, one sentence each.
     notes: tuple[str, ...]
+    #: The time of the whole run; see :func:`powertrain.diagnosis.goodput.spans`.
+    spans: tuple[goodput.Span, ...] = ()
 
 
 #: Number of newest records of all ranks together that a diagnosis reads, which takes about a second.
@@ -57,7 +65,8 @@ def read(
     recorded = sorted({*telemetry.steps, *telemetry.samples})
     if not recorded or (attempt is not None and attempt not in recorded):
         raise StorageError(_explain_missing(storage, attempt, recorded))
-    hosts = _hosts(storage)
+    facts = journal.read(storage)
+    hosts = _hosts(facts)
     wanted = recorded if attempt is None else [attempt]
     every = {number: telemetry.steps.get(number, {}) for number in wanted}
     tables = {number: aligned(_newest(every[number], most), hosts.get(number, {})) for number in wanted}
@@ -69,6 +78,7 @@ def read(
         samples=samples_of(telemetry.samples.get(chosen, {}), on_hosts),
         facts=telemetry.facts.get(chosen, {}),
         notes=(*_notes(chosen, recorded, tables[chosen], on_hosts), *_left_out(every[chosen], most)),
+        spans=tuple(goodput.spans(facts, goodput.last_known(facts, _newest_step(tables.values())))),
     )
 
 
@@ -80,21 +90,36 @@ def report_of(
 ) -> Report:
     """Return the diagnosis of a run from its directory alone. Arguments and errors are those of :func:`read`."""
     recorded = read(storage, attempt, most=_RECORDS_LIMIT, telemetry=telemetry)
-    return diagnose(
+    report = diagnose(
         recorded.steps,
         recorded.samples,
         name=name,
         seen=_first_of(recorded.facts, "seen", {}),
         flops_per_sample=_first_of(recorded.facts, "flops_per_sample", 0.0),
+        step_flops={rank: float(of.get("step_flops") or 0) for rank, of in recorded.facts.items()},
         peak_flops=_first_of(recorded.facts, "peak_flops", 0.0),
         compiled={rank: of.get("compiled") or () for rank, of in recorded.facts.items()},
         notes=recorded.notes,
     )
+    reporting = sum(phase.share for phase in report.phases if phase.phase == NAMES[REPORT])
+    return msgspec.structs.replace(report, time=_time(recorded.spans, reporting))
 
 
-def _hosts(storage: Storage) -> dict[int, dict[int, str]]:
+def _time(spans: Sequence[goodput.Span], reporting: float) -> tuple[goodput.TimeShare, ...]:
+    """Return where the run's time went; nothing where its journal, of an earlier version, does not tell."""
+    is_told = any(span.cause == goodput.TRAINING for span in spans)
+    return goodput.goodput(spans, reporting) if is_told else ()
+
+
+def _newest_step(tables: Iterable[StepTable]) -> float:
+    """Return the Unix time at which the newest step began; 0 without steps."""
+    begins = [float(np.nanmax(steps.start[-1])) for steps in tables if len(steps)]
+    return max((begin for begin in begins if math.isfinite(begin)), default=0.0)
+
+
+def _hosts(facts: Iterable[ev.Event]) -> dict[int, dict[int, str]]:
     """Return the host of each rank, by attempt."""
-    started = (event for event in journal.read(storage) if isinstance(event, ev.AttemptStarted))
+    started = (event for event in facts if isinstance(event, ev.AttemptStarted))
     return {event.attempt: dict(enumerate(event.hosts)) for event in started}
 
 

@@ -43,6 +43,7 @@ def diagnose(
     name: str = "",
     seen: Mapping[str, str] | None = None,
     flops_per_sample: float = 0.0,
+    step_flops: Mapping[int, float] | None = None,
     peak_flops: float = 0.0,
     compiled: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
     notes: Sequence[str] = (),
@@ -50,7 +51,8 @@ def diagnose(
     """Return the diagnosis of one attempt. Never raises for any numbers.
 
     ``hosts`` names the hosts of ranks whose tables do not. ``seen`` has by phase the most frequent line of the user's
-    code. FLOPs are those of one sample, forward and backward, and the peak of one device per second. ``compiled`` has
+    code. FLOPs are those of one sample, forward and backward, if given, or those of one step by rank; the peak is that
+    of one device per second. ``compiled`` has
     by rank the functions of :class:`~powertrain.trace.compilations.Compilations`.
     """
     samples = _on_hosts(samples or {}, hosts or {})
@@ -69,7 +71,7 @@ def diagnose(
         mean_step_seconds=run.mean_step,
         phases=_phase_times(run.table),
         ranks=tuple(_rank_times(run, column) for column in range(len(steps.ranks))),
-        throughput=_throughput(run, flops_per_sample, peak_flops),
+        throughput=_throughput(run, flops_per_sample, step_flops or {}, peak_flops),
         notes=(*_thinning(run), *failures, *notes),
     )
 
@@ -183,12 +185,19 @@ def _rank_times(run: SteadySteps, column: int) -> RankTimes:
     )
 
 
-def _throughput(run: SteadySteps, flops_per_sample: float, peak_flops: float) -> Throughput:
+def _throughput(
+    run: SteadySteps, flops_per_sample: float, step_flops: Mapping[int, float], peak_flops: float
+) -> Throughput:
     rate = _steps_per_second(run)
     samples, tokens = (
         rate * _mean(column[run.begins :].sum(axis=1)) for column in (run.steps.samples, run.steps.tokens)
     )
+    counted = [step_flops[rank] for rank in run.steps.ranks if step_flops.get(rank)]
     flops = samples * flops_per_sample
+    if (
+        not flops_per_sample and counted
+    ):  # ranks that have not counted theirs (yet) do about as much as the others
+        flops = rate * sum(counted) * len(run.steps.ranks) / len(counted)
     best = peak_flops * len(run.steps.ranks)
     return Throughput(
         steps_per_second=rate,

@@ -17,6 +17,7 @@ import numpy as np
 
 from powertrain.diagnosis.card import render
 from powertrain.diagnosis.final import is_telling
+from powertrain.diagnosis.goodput import training_share
 from powertrain.diagnosis.recorded import report_of
 from powertrain.diagnosis.report import diagnose
 from powertrain.diagnosis.summary import Report
@@ -116,6 +117,8 @@ def flat(report: Report) -> dict[str, Any]:
         values[f"{time_of.phase}_share"] = time_of.share
     speeds = msgspec.structs.asdict(report.throughput)
     values |= {name: speed for name, speed in speeds.items() if speed}
+    if report.time:
+        values["goodput"] = training_share(report.time)
     return {f"{_PREFIX}/{name}": value for name, value in values.items()}
 
 
@@ -174,6 +177,8 @@ def _report_of(kept: RecordedProcess, *notes: str) -> Report:
         aligned({kept.rank: np.frombuffer(kept.steps, RECORD)}, hosts),
         samples_of({kept.rank: np.frombuffer(kept.samples, SAMPLE)}, hosts),
         seen=kept.seen,
+        step_flops={kept.rank: kept.step_flops},
+        peak_flops=kept.peak_flops,
         notes=notes,
     )
 

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from powertrain.diagnosis.finding import Finding
+from powertrain.diagnosis.goodput import TimeShare
 from powertrain.errors import StorageError
 from powertrain.storage.sealed import DamagedError, check_seal, seal_json
 
@@ -51,7 +52,8 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_second: float = 0.0
     tokens_per_second: float = 0.0
     flops_per_second: float = 0.0
-    #: Model FLOPs utilisation, relative to the peak of the devices; None if either is unknown.
+    #: Model FLOPs utilisation, relative to the peak of the devices; None if either is unknown. Operations that are
+    #: recomputed in the backward pass count too, unless the user has given the number of operations of a sample.
     mfu: float | None = None
 
 
@@ -76,6 +78,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[PhaseTime, ...] = ()
     ranks: tuple[RankTimes, ...] = ()
     throughput: Throughput = Throughput()
+    #: Where the time of the whole run went, all attempts together; empty for a plain script, and in files of earlier
+    #: versions.
+    time: tuple[TimeShare, ...] = ()
     #: Remarks on the data for the reader, one sentence each.
     notes: tuple[str, ...] = ()
 

@@ -31,6 +31,21 @@ def share(part: float) -> str:
     return f"{percent:.0f} %" if abs(percent) >= 0.95 or percent == 0 else f"{percent:.1g} %"
 
 
+def rate(amount: float) -> str:
+    """A number per second: "0.125", "31.4", "12,800"."""
+    return f"{amount:,.0f}" if amount >= 99.5 else f"{amount:.3g}"
+
+
+def flops(rate: float) -> str:
+    """Floating-point operations per second: "870 GFLOP/s", "1.2 PFLOP/s"."""
+    units = ["", "k", "M", "G", "T", "P", "E"]
+    scaled = rate
+    while scaled >= 999.5 and len(units) > 1:
+        scaled /= 1000
+        del units[0]
+    return f"{scaled:.0f} {units[0]}FLOP/s" if scaled >= 99.5 else f"{scaled:.3g} {units[0]}FLOP/s"
+
+
 def long_time(amount: float) -> str:
     """A time to come, in seconds, roughly: "40 s", "12 minutes", "3.5 hours", "9 days"."""
     for limit, unit, name in ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (120, 60, "minutes")):

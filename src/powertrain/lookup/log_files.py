@@ -15,7 +15,7 @@ from powertrain.lookup.finding import FoundRun
 from powertrain.lookup.log_lines import LineSplitter, last_matching, matches, read_pieces, start_of_last
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
-from powertrain.storage.base import Part
+from powertrain.storage.base import ValuePart
 from powertrain.storage.files.descriptors import open_below
 
 _RANKS_LOG = re.compile(r"logs/attempt-(\d+)/rank-(\d+)\.log")
@@ -78,7 +78,7 @@ class LogFiles:
             return
         raise FileNotFoundError(log.key)
 
-    def read(self, log: LogFile, start: int, length: int) -> Part:
+    def read(self, log: LogFile, start: int, length: int) -> ValuePart:
         """Return some bytes of the current file, and fetch no others; raises ``FileNotFoundError`` if it is gone."""
         for place in self._places:
             try:

@@ -23,7 +23,7 @@ from powertrain.ui.live import LOOK_INTERVAL_S, ChangeFeeds, events_while, versi
 from powertrain.ui.places import Places, name_of
 from powertrain.ui.queries import BadQuery
 from powertrain.ui.replies import Memo, encoded, json_reply
-from powertrain.ui.security import Access, Guard, Session
+from powertrain.ui.security import Access, BrowserSession, Guard
 
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
 #: Bytes of a request's body.
@@ -140,7 +140,7 @@ class _Dashboard:
         def version() -> object:
             return self._places.version(name) if name else self._runs.version()
 
-        session: Session = request.state.session
+        session: BrowserSession = request.state.session
         events = events_while(self._feeds.of(name, version), lambda: self._access.is_valid(session))
         return StreamingResponse(events, media_type="text/event-stream")
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from powertrain.trace.compilations import Compilations
-from powertrain.trace.machine.devices import peak_flops
+from powertrain.trace.flops import StepFlops
+from powertrain.trace.machine.devices import device_name, peak_flops
 from powertrain.trace.profiling.orders import ProfileOrder, ProfileResult
 from powertrain.trace.recording import current, marks
 from powertrain.trace.recording import ring as recording_ring
@@ -111,6 +112,7 @@ class Tracing:
         self._torch: Arrival | None = None
         self._device_is_told = False
         self._window: ProfileWindow | None = None
+        self._flops: StepFlops | None = None
         self._given_gpu: int | None = None
 
     @property
@@ -132,6 +134,7 @@ class Tracing:
             if settings.steps:
                 current.use(tracing._recorder)
                 tracing._patch()
+                tracing._count_flops()
         except Exception as error:
             current.use(before)
             warn(f"This rank is not traced: {type(error).__name__}: {error}")
@@ -147,6 +150,11 @@ class Tracing:
         self._torch = Arrival("torch", lambda: self._install(choice), self._failed)
         self._torch.wait()
 
+    def _count_flops(self) -> None:
+        """Count the operations of one step, unless the user has given their number."""
+        if "flops_per_sample" not in self._settings.facts:
+            self._flops = StepFlops(self._recorder)
+
     def _install(self, choice: Choice) -> None:
         from powertrain.trace.recording import patches
 
@@ -161,6 +169,8 @@ class Tracing:
                 self._torch.give_up()
             if self._window is not None:
                 self._window.close()
+            if (flops := self._flops) is not None:  # the service thread drops it once it is sent
+                flops.close()
             self._recorder.flush()
             with self._lock:
                 if self._is_over:
@@ -262,6 +272,8 @@ class Tracing:
             self._facts["seen"] = places
         if (compiled := self._compilations.news()) is not None:
             self._facts["compiled"] = compiled
+        if self._flops is not None and self._flops.counted is not None:
+            self._facts["step_flops"], self._flops = self._flops.counted, None
         facts, self._facts = msgspec.json.encode(self._facts) if self._facts else b"", {}
         if not (steps or samples or facts):
             return None
@@ -279,12 +291,10 @@ class Tracing:
 
     def _record_device(self) -> None:
         """Record the rank's device, once it is known."""
-        torch = sys.modules.get("torch")
-        cuda = getattr(torch, "cuda", None)
-        if cuda is None or not cuda.is_initialized() or (self._gpu is None and cuda.device_count() > 1):
+        name = device_name(self._gpu)
+        if not name:
             return
         self._device_is_told = True
-        name = cuda.get_device_name(self._gpu or 0)
         self._facts["device"] = name
         if "peak_flops" not in self._settings.facts and (peak := peak_flops(name)):
             self._facts["peak_flops"] = peak

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 #: Floating-point operations per second of 16-bit matrix products, without sparsity; by a part of the device's name,
 #: more specific names first.
 _PEAK = (
@@ -33,3 +35,15 @@ _PEAK = (
 def peak_flops(name: str) -> float:
     """Return the peak FLOPs of a device by its name in torch; 0 for an unknown one."""
     return next((flops for part, flops in _PEAK if part.lower() in name.lower()), 0.0)
+
+
+def device_name(gpu: int | None) -> str:
+    """Return the name in torch of the process's GPU; "" while none is open, or it is not known which.
+
+    Args:
+        gpu: The GPU that the process trains on; None if unknown.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized() or (gpu is None and cuda.device_count() > 1):
+        return ""
+    return str(cuda.get_device_name(gpu or 0))

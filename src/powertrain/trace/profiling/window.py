@@ -56,11 +56,11 @@ class ProfileWindow:
         if not is_free:
             self._deliver(ProfileResult(ask=order.ask, error="another profile of this rank is under way"))
             return
-        self._recorder.at_step_end = self._on_step_end
+        self._recorder.watch_step_ends(self._on_step_end)
 
     def close(self) -> None:
         """End a window that is open when the function ends, and wait until its trace is packed. Training thread."""
-        self._recorder.at_step_end = None
+        self._recorder.unwatch_step_ends(self._on_step_end)
         self._await_packing()
         if self._order is None:
             return
@@ -95,7 +95,7 @@ class ProfileWindow:
                     self._stop()
         except Exception as error:  # the profiler's, never the loop's
             self._profiler = None
-            self._recorder.at_step_end = None
+            self._recorder.unwatch_step_ends(self._on_step_end)
             self._fail(f"{type(error).__name__}: {error}")
 
     def _start(self, order: ProfileOrder, boundary: int) -> None:
@@ -122,7 +122,7 @@ class ProfileWindow:
         order, profiler = self._order, self._profiler
         assert order is not None
         self._profiler = None
-        self._recorder.at_step_end = None
+        self._recorder.unwatch_step_ends(self._on_step_end)
         ended = time.perf_counter()
         profiler.stop()
         cost = ProfileCost(

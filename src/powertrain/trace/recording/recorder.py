@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from powertrain.trace.recording.marks import (
@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from powertrain.trace.recording.ring import Buffer
 
 
-#: Arguments of :attr:`Recorder.at_step_end` where no optimizer ended the step.
+#: Arguments of :attr:`Recorder.at_step_end`'s functions where no optimizer ended the step.
 BY_MARK, BY_REPORT = -1, -2
+#: Held while functions are added to or removed from :attr:`Recorder.at_step_end`.
+_watching = Lock()
 
 
 class Recorder:
@@ -102,8 +104,8 @@ class Recorder:
         #: Id of the recording thread; 0 for none, as in a forked child.
         self.thread = get_ident() if thread is None else thread
         #: Called on the recording thread when a step ends, with a number for what ended it: an optimizer's id,
-        #: :data:`BY_MARK` or :data:`BY_REPORT`. None while nothing is to happen there.
-        self.at_step_end: Callable[[int], None] | None = None
+        #: :data:`BY_MARK` or :data:`BY_REPORT`. Empty most of the time.
+        self.at_step_end: tuple[Callable[[int], None], ...] = ()
         #: Inside a gradient scaler's step, which may or may not call the optimizer's step.
         self.is_scaling = False
         began = clock()
@@ -280,8 +282,8 @@ class Recorder:
             self._choose_timing(self.device, now)
         if now >= self.due or len(self.log) > MOST_MARKS:
             self.process_marks()
-        if self.at_step_end is not None and not self.depth and not self._marks_steps:
-            self.at_step_end(self.which)
+        if self.at_step_end and not self.depth and not self._marks_steps:
+            self._call_at_step_end(self.which)
 
     def begin_marked_step(self) -> None:
         """Begin a step of ``trace_step``. From the first call on, only ``trace_step`` defines steps."""
@@ -301,8 +303,8 @@ class Recorder:
                 self._choose_timing(self.device, now)
             if now >= self.due or len(self.log) > MOST_MARKS:
                 self.process_marks()
-            if self.at_step_end is not None and not failed and not self._within:
-                self.at_step_end(BY_MARK)
+            if self.at_step_end and not failed and not self._within:
+                self._call_at_step_end(BY_MARK)
 
     def _choose_timing(self, device: DeviceTimer, now: int) -> None:
         """Decide after a step or an optimizer step whether the next one is timed on the device."""
@@ -319,8 +321,24 @@ class Recorder:
             self.note((REPORTED, now))
             if now >= self.due or len(self.log) > MOST_MARKS:
                 self.process_marks()
-            if self.at_step_end is not None and not self.which and not self._marks_steps:
-                self.at_step_end(BY_REPORT)
+            if self.at_step_end and not self.which and not self._marks_steps:
+                self._call_at_step_end(BY_REPORT)
+
+    # -- ends of steps
+
+    def watch_step_ends(self, function: Callable[[int], None]) -> None:
+        """Call ``function`` at the end of each step, on the recording thread; see :attr:`at_step_end`. Any thread."""
+        with _watching:
+            self.at_step_end = (*self.at_step_end, function)
+
+    def unwatch_step_ends(self, function: Callable[[int], None]) -> None:
+        """Do not call ``function`` any more. Again is fine. Any thread."""
+        with _watching:
+            self.at_step_end = tuple(one for one in self.at_step_end if one != function)
+
+    def _call_at_step_end(self, boundary: int) -> None:
+        for function in self.at_step_end:
+            function(boundary)
 
     def flush(self) -> None:
         """Close the last step, after the user's function has ended."""

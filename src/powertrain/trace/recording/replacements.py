@@ -138,7 +138,7 @@ def _optimizer_hooks(recorder: Recorder) -> tuple[Callable[..., None], Callable[
     def ended(optimizer: Any, args: Any, kwargs: Any) -> None:
         if (
             recorder.device is None
-            and recorder.at_step_end is None
+            and not recorder.at_step_end
             and id(optimizer) == recorder.which
             and not recorder.is_scaling
             and get_ident() == recorder.thread

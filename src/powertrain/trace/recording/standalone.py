@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from powertrain.text.loggers import module_logger
 from powertrain.trace import store
+from powertrain.trace.flops import StepFlops
 from powertrain.trace.machine import samples
+from powertrain.trace.machine.devices import device_name, peak_flops
 from powertrain.trace.machine.samplers import Sampler
 from powertrain.trace.recording import current
 from powertrain.trace.recording.phases import NAMES, RECORD_SIZE
@@ -38,6 +40,9 @@ class RecordedProcess(NamedTuple):
     samples: bytes
     #: The most frequent line of the loop, by phase.
     seen: dict[str, str]
+    #: Floating-point operations of one step, and the peak of the device per second; 0 if unknown.
+    step_flops: float = 0.0
+    peak_flops: float = 0.0
 
 
 class Alone:
@@ -52,6 +57,7 @@ class Alone:
         self._parts: list[tuple[int, bytes]] = []
         self._samples: list[bytes] = []
         self._places: dict[str, str] = {}
+        self._flops = StepFlops(self.recorder)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="powertrain-trace", daemon=True)
         self._thread.start()
@@ -71,10 +77,13 @@ class Alone:
                 b"".join(part for _, part in self._parts),
                 b"".join(self._samples),
                 dict(self._places),
+                self._flops.counted or 0.0,
+                peak_flops(device_name(self.recorder.gpu)),
             )
 
     def end(self) -> None:
         """Close the last step and stop recording. Idempotent."""
+        self._flops.close()
         self.recorder.flush()
         self._over.set()
         self._thread.join()
