@@ -126,9 +126,9 @@ def test_a_hidden_tab_has_no_connection_and_loads_when_it_is_seen_again(
         wait_for_live(visit)
         visit.page.evaluate(hide, True)
         assert visit.page.locator("#connection").inner_text() == "Paused"
-        journal.append(ev.Ended(time=at(9), state="stopped", reason=""))
+        journal.append(ev.Ended(time=at(9), state="failed", reason="no memory"))
         visit.page.evaluate(hide, False)
-        visit.page.locator("h1", has_text="stopped").wait_for()
+        visit.page.locator("h1", has_text="failed").wait_for()
         wait_for_live(visit)
         assert visit.errors == []
 
@@ -152,7 +152,8 @@ def test_all_of_many_metrics_of_all_ranks_are_drawn(tmp_path: Path) -> None:
     with serving(tmp_path) as address, browsing() as visit:
         visit.open(address)
         visit.go(address, "/runs/run")
-        visit.page.wait_for_selector("#metrics .line")
+        visit.page.locator("#metrics figure.chart").first.scroll_into_view_if_needed()
+        visit.page.locator("#metrics .line").first.wait_for(state="attached")
         visit.page.get_by_label("Ranks").select_option("all")
         visit.page.get_by_role("button", name="Show all 40 metrics").click()
         last = visit.page.locator("#metrics figure.chart").nth(39)
