@@ -18,6 +18,7 @@ from powertrain import DataParallelTrainer, RunConfig, ScalingConfig, TraceConfi
 from powertrain.cli.main import app
 from powertrain.result.result import Result
 from powertrain.storage import open_storage
+from powertrain.torch import TorchTrainer
 from powertrain.trace import store
 
 
@@ -48,6 +49,19 @@ def test_a_run_says_at_its_end_what_it_spent_its_time_on(
     assert {one["phase"] for one in kept["phases"]} == {"inside", "report"}
     assert json.loads((logs / "here" / "final_summary.json").read_text()) == kept
     assert Result.from_path(run).findings == result.findings
+
+
+@ON_BOTH
+def test_a_run_says_how_much_it_computes_and_how_much_of_its_time_it_trains(fits: Any) -> None:
+    trainer = fits.trainer(traced.replicated_steps, train_loop_config={}, name="measured", kind=TorchTrainer)
+    result = trainer.fit()
+    kept = json.loads(Path(result.path, "final_summary.json").read_text())
+    speed = kept["throughput"]
+    assert result.return_value > 0
+    assert speed["flops_per_second"] == pytest.approx(2 * result.return_value * speed["steps_per_second"])
+    shares = {one["cause"]: one["share"] for one in kept["time"]}
+    assert 0 < shares["training"] < 1
+    assert sum(shares.values()) == pytest.approx(1.0)
 
 
 def test_a_run_that_is_not_traced_records_nothing(fits: Any, capfd: pytest.CaptureFixture[str]) -> None:

@@ -76,13 +76,13 @@ def test_a_loop_that_ends_in_the_counted_step_leaves_nothing_behind(loop: Loop) 
     assert not loop.recorder.at_step_end
 
 
-class Own(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Own(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 def test_a_mode_of_the_loops_own_is_respected(loop: Loop) -> None:
-    with Own():  # type: ignore[no-untyped-call]
+    with Own():
         for _ in range(4):
             loop.step()
         assert loop.flops.counted is None
@@ -92,7 +92,7 @@ def test_a_mode_of_the_loops_own_is_respected(loop: Loop) -> None:
 def test_a_mode_that_the_loop_enters_in_the_counted_step_is_not_taken_away(loop: Loop) -> None:
     for _ in range(2):
         loop.step()
-    with Own():  # type: ignore[no-untyped-call]
+    with Own():
         loop.step()
         assert len(_get_current_dispatch_mode_stack()) == 2
     loop.step()

@@ -22,6 +22,25 @@ def steps(config: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def replicated_steps(config: dict[str, Any]) -> float:
+    """Steps of a model on all ranks; the floating-point operations of one of them on one rank."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from powertrain.torch import prepare_model
+
+    model = prepare_model(torch.nn.Linear(64, 32))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(torch.ones(16, 64)).sum().backward()
+        optimizer.step()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.ones(16, 64)).sum().backward()
+    train.report({"done": 1})
+    return float(counter.get_total_flops())
+
+
 def marked_steps(config: dict[str, Any]) -> int:
     """Steps that the loop marks itself; how many of them were recorded."""
     from powertrain.trace import trace_step
