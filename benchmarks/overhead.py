@@ -1,0 +1,160 @@
+"""Cost of everything that Powertrain does in a run, beside bare replicated training under torchrun.
+
+Both sides train one loop: a model of four square layers with AdamW. Powertrain's side is traced, reports two metrics
+in each step, and saves model and optimizer every 100 steps; torchrun's does nothing of that. The figure is the mean
+time of a step after warm-up on the slowest rank, with all that the loop does in it. Runs of both sides alternate, and
+the ratio is that of neighbouring runs.
+
+On CPUs the steps take 20 ms, with as many ranks as there are cores (two at most) and one thread each. ``--cuda``
+measures steps of 10 and 30 ms on one GPU. The limit is torchrun's own time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from child_process import run_to_end
+from harness import (
+    Bound,
+    Contender,
+    MeasurementFailed,
+    Outcome,
+    Rounds,
+    Row,
+    conclude,
+    interleave,
+    median_ratio,
+    parse_options,
+    things_left,
+)
+
+SCRIPTS = Path(__file__).resolve().parent / "overhead_scripts"
+REPETITIONS, QUICK_REPETITIONS = 9, 2
+SECONDS, QUICK_SECONDS = 10.0, 3.0
+#: A checkpoint every so many steps.
+EVERY = 100
+AT_MOST = 1.01
+OURS, THEIRS = "Powertrain, everything on", "torchrun, bare"
+TIMEOUT_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one run on its slowest rank, in seconds."""
+
+    mean: float
+    middle: float
+    left_behind: tuple[str, ...]
+
+
+def measure(is_ours: bool, settings: dict[str, Any]) -> Steps:
+    """Run one side once."""
+    script = str(SCRIPTS / ("with_powertrain.py" if is_ours else "with_torchrun.py"))
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={settings['workers']}")
+    command = (sys.executable, *(() if is_ours else launcher), script)
+    with tempfile.TemporaryDirectory(prefix="ptb-") as directory:
+        workspace = Path(directory)
+        kept = workspace / "steps"
+        kept.mkdir()
+        ended = run_to_end(
+            (*command, str(kept), json.dumps(settings)),
+            workspace=workspace,
+            timeout=TIMEOUT_SECONDS,
+            grace=5.0,
+        )
+        ranks = [json.loads(file.read_text()) for file in sorted(kept.glob("rank-*.json"))]
+    if len(ranks) != settings["workers"]:
+        raise MeasurementFailed(
+            f"{len(ranks)} of {settings['workers']} ranks wrote the times of their steps."
+        )
+    slowest = max(ranks, key=fmean)
+    return Steps(fmean(slowest), median(slowest), ended.left_behind if is_ours else ended.left_processes)
+
+
+def settings_for(milliseconds: int, device: str, seconds: float) -> dict[str, Any]:
+    """Return the settings of both sides for steps of about so many milliseconds."""
+    import torch
+
+    sys.path.insert(0, str(SCRIPTS))
+    from training import rows_for
+
+    torch.set_num_threads(1)
+    return {
+        "device": device,
+        "workers": 1 if device == "cuda" else min(2, os.cpu_count() or 1),
+        "threads": 1,
+        "every": EVERY,
+        "rows": rows_for(milliseconds / 1000, device),
+        "steps": max(EVERY, round(seconds * 1000 / milliseconds)),
+    }
+
+
+def contenders_of(settings: dict[str, Any]) -> list[Contender[Steps]]:
+    return [
+        Contender(THEIRS, ("torch",), lambda: measure(False, settings)),
+        Contender(OURS, ("torch", "powertrain"), lambda: measure(True, settings)),
+    ]
+
+
+def rows_of(what: str, rounds: Rounds[Steps]) -> list[Row]:
+    """Return the mean and the median step of both sides, in milliseconds."""
+    rows = []
+    for name, take in (("mean", _mean), ("median", _middle)):
+        ours, theirs = (rounds.numbers(who, take) for who in (OURS, THEIRS))
+        ratio = median_ratio(ours, theirs)
+        rows.append(Row(f"{what}, {name}", THEIRS, "ms", theirs, ratio, "is the limit"))
+        rows.append(Row(f"{what}, {name}", OURS, "ms", ours))
+    return rows
+
+
+def bounds_of(what: str, rounds: Rounds[Steps]) -> list[Bound]:
+    ratio = median_ratio(rounds.numbers(OURS, _mean), rounds.numbers(THEIRS, _mean))
+    return [
+        Bound(f"{what}: everything on / bare", ratio, at_most=AT_MOST),
+        Bound(f"{what}: things left behind", len(things_left(rounds)), at_most=0),
+    ]
+
+
+def _mean(steps: Steps) -> float:
+    return steps.mean * 1e3
+
+
+def _middle(steps: Steps) -> float:
+    return steps.middle * 1e3
+
+
+def main(arguments: list[str]) -> int:
+    is_cuda = "--cuda" in arguments
+    options = parse_options(__doc__ or "", [one for one in arguments if one != "--cuda"])
+    repetitions = QUICK_REPETITIONS if options.quick else REPETITIONS
+    seconds = QUICK_SECONDS if options.quick else SECONDS
+    rows: list[Row] = []
+    bounds: list[Bound] = []
+    notes: list[str] = []
+    samples: dict[str, Any] = {}
+    missing: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    for milliseconds in (10, 30) if is_cuda else (20,):
+        settings = settings_for(milliseconds, "cuda" if is_cuda else "cpu", seconds)
+        rounds = interleave(contenders_of(settings), repetitions, warm_up=True)
+        what = f"step of {milliseconds} ms on {'a GPU' if is_cuda else 'CPUs'}"
+        rows += rows_of(what, rounds)
+        bounds += bounds_of(what, rounds)
+        notes += things_left(rounds)
+        means = {who: rounds.numbers(who, lambda one: one.mean) for who in (OURS, THEIRS)}
+        samples[what] = {**settings, **means}
+        missing, failures = (*missing, *rounds.missing), (*failures, *rounds.failures)
+    title = "Everything on, beside bare replicated training"
+    outcome = Outcome(title, repetitions, rows, bounds, missing, failures, notes, samples)
+    return conclude(outcome, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
