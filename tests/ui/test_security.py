@@ -17,7 +17,15 @@ from tests.ui.signing_in import sign_in
 from powertrain.ui import app as application
 from powertrain.ui.app import make_app
 from powertrain.ui.places import Places
-from powertrain.ui.security import KEY_ARGUMENT, KEY_HEADER, MOST_SESSIONS, Access, Session, is_allowed_host
+from powertrain.ui.security import (
+    KEY_ARGUMENT,
+    KEY_HEADER,
+    MOST_SESSIONS,
+    Access,
+    BrowserSession,
+    is_allowed_host,
+)
+from powertrain.views import static_files
 
 PORT = 8000
 BASE = f"http://127.0.0.1:{PORT}"
@@ -158,7 +166,7 @@ def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) 
     access = Access("a-token-of-my-own")
     assert access.exchange("guess") is None
     assert compared.pop() == (b"guess", b"a-token-of-my-own")
-    access._sessions = [Session("a-cookie", "a-key")]
+    access._sessions = [BrowserSession("a-cookie", "a-key")]
     assert access.session_of("guess") is None
     assert compared == [(b"guess", b"a-cookie")]
 
@@ -260,7 +268,7 @@ def test_every_reply_restricts_what_pages_may_do(signed_in: TestClient, address:
     assert headers["cache-control"] == "no-store"
 
 
-STATIC = Path(application.__file__).with_name("static")
+STATIC = Path(static_files.__file__).with_name("static")
 
 
 def test_pages_have_no_inline_script_or_style_and_load_nothing_from_elsewhere() -> None:

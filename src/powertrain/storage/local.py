@@ -26,8 +26,8 @@ from powertrain.storage.base import (
     TEMPORARY_PREFIX,
     Entry,
     FileDigest,
-    Part,
     Storage,
+    StoredPart,
     check_key,
     is_abandoned,
     join_within,
@@ -178,10 +178,10 @@ class LocalStorage:
         except (IsADirectoryError, NotADirectoryError) as error:
             raise FileNotFoundError(errno.ENOENT, "no such key", key) from error
 
-    def get_range(self, key: str, start: int, length: int) -> Part:
+    def get_range(self, key: str, start: int, length: int) -> StoredPart:
         with self._opened(key) as file:
             size = os.fstat(file.fileno()).st_size
-            return Part(os.pread(file.fileno(), max(0, min(length, size - start)), start), size)
+            return StoredPart(os.pread(file.fileno(), max(0, min(length, size - start)), start), size)
 
     def get_file(self, key: str, path: str | Path) -> None:
         with self._opened(key) as source:

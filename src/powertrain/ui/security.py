@@ -51,7 +51,7 @@ MOST_SESSIONS = 64
 
 
 @dataclass(frozen=True)
-class Session:
+class BrowserSession:
     """The secrets of one browser: its cookie, and the key that only its page holds."""
 
     cookie: str
@@ -74,7 +74,7 @@ class Access:
         self._is_fixed = bool(token)
         self._token = token or secrets.token_urlsafe(32)
         #: Oldest first.
-        self._sessions: list[Session] = []
+        self._sessions: list[BrowserSession] = []
         self._on_new_token = on_new_token
 
     @property
@@ -82,9 +82,9 @@ class Access:
         """The token for the next browser."""
         return self._token
 
-    def exchange(self, token: str) -> Session | None:
+    def exchange(self, token: str) -> BrowserSession | None:
         """Return a new session for a browser that has shown the token; None for a wrong one."""
-        session = Session(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+        session = BrowserSession(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         with self._guard:
             if not _is_equal(token, self._token):
                 return None
@@ -96,7 +96,7 @@ class Access:
             self._on_new_token(self._token)
         return session
 
-    def session_of(self, cookie: str) -> Session | None:
+    def session_of(self, cookie: str) -> BrowserSession | None:
         """Return the session of a browser that was let in and not signed out; None for any other cookie."""
         found = None
         for session in self._sessions:  # all of them, so that the time tells nothing
@@ -104,11 +104,11 @@ class Access:
                 found = session
         return found
 
-    def is_valid(self, session: Session) -> bool:
+    def is_valid(self, session: BrowserSession) -> bool:
         """Return whether a browser is still signed in."""
         return any(one is session for one in self._sessions)
 
-    def revoke(self, session: Session) -> None:
+    def revoke(self, session: BrowserSession) -> None:
         """Sign a browser out."""
         with self._guard:
             self._sessions = [one for one in self._sessions if one is not session]
@@ -221,7 +221,7 @@ class Guard:
                 return value
         return ""
 
-    def _welcome(self, session: Session) -> Response:
+    def _welcome(self, session: BrowserSession) -> Response:
         """Return a page that sets the cookie, keeps the key, and leads to the same address without the token.
 
         It is a page, not a redirect: after a redirect the browser still counts the request as one of the page with the
