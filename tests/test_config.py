@@ -275,6 +275,7 @@ BAD: list[tuple[type[Config], dict[str, Any], list[str]]] = [
     (RunConfig, {"trackers": [Callback]}, ["class, not an instance", "Callback()"]),
     (RunConfig, {"trackers": [Callback()]}, ["is not a tracker", "powertrain.trackers.Tracker"]),
     (RunConfig, {"tracker_timeout_s": 0}, ["tracker_timeout_s=0"]),
+    (RunConfig, {"report": "yes"}, ["report='yes'", "True or False"]),
     (RunConfig, {"report_barrier": "yes"}, ["report_barrier='yes'", "True or False"]),
     (RunConfig, {"shared_storage": "yes"}, ["shared_storage='yes'", "True or False"]),
     (RunConfig, {"working_dir": ""}, ["working_dir=''", "empty"]),

@@ -139,6 +139,20 @@ def test_compare_of_hostile_runs(ended: Storage, going: Storage, tmp_path: Path)
     check_no_line_is_forged(shown_by(tmp_path, "compare", _path(ended), _path(going), "--json"))
 
 
+def test_a_report_of_a_hostile_run(ended: Storage, tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    target.mkdir()
+    check_no_line_is_forged(shown_by(tmp_path, "report", _path(ended), "-o", target))
+    check_no_line_is_forged(shown_by(tmp_path, "report", _path(ended), "-o", target, "--json"))
+    (made,) = target.iterdir()
+    page = made.read_text("utf-8", "surrogateescape")
+    _, _, rest = page.partition('<script type="application/json" id="replies">')
+    replies = rest.partition("</script>")[0]
+    assert is_harmless(replies)
+    assert "evil" in replies
+    assert "<" not in replies
+
+
 def test_trace_export_of_a_hostile_run(ended: Storage, tmp_path: Path) -> None:
     check_no_line_is_forged(shown_by(tmp_path, "trace", "export", _path(ended)))
     target = tmp_path / HOSTILE_NAME
@@ -168,7 +182,7 @@ def test_verbs_on_a_live_run_with_hostile_answers(
     check_no_line_is_forged(shown_by(tmp_path, verb, *name, *options))
 
 
-@pytest.mark.parametrize("verb", ["show", "stop", "stacks", "profile", "logs", "diagnose", "track"])
+@pytest.mark.parametrize("verb", ["show", "stop", "stacks", "profile", "logs", "diagnose", "track", "report"])
 def test_errors_about_hostile_names(ended: Storage, tmp_path: Path, verb: str) -> None:
     for run in ("evil-unknown", f"no{HOSTILE_NAME}", f"./{HOSTILE_NAME}"):
         text = shown_by(tmp_path, verb, run)
@@ -200,7 +214,8 @@ def test_every_verb_is_tried_here() -> None:
     # "run" opens no run directory that it was given: all that it shows is of the run that it makes.
     # "ui" prints nothing of a run; tests/ui look at its replies.
     assert verbs - {"run", "ui"} == {
-        "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "trace", "k8s"
+        "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "trace", "k8s",
+        "report",
     }  # fmt: skip
 
 

@@ -76,6 +76,7 @@ def trainer(root: Path, name: str, workers: int, dies_at: int = 0) -> powertrain
             checkpoint_config=powertrain.CheckpointConfig(
                 checkpoint_score_attribute="loss", checkpoint_score_order="min"
             ),
+            report=False,  # no reader opens it
         ),
     )
 

@@ -162,3 +162,9 @@ def test_a_run_in_a_bucket_is_recorded_there(s3: S3Server, tmp_path: Path) -> No
     assert {rank: len(table) for rank, table in found.steps[0].items()} == {0: 150, 1: 150}
     assert result.findings
     assert Result.from_path(result.path, result.filesystem).findings == result.findings
+    made = open_storage(result.path, filesystem=result.filesystem).get("report.html")
+    assert b'"name":"in-a-bucket"' in made
+    told = CliRunner().invoke(app, ["report", s3.uri("runs/in-a-bucket"), "-o", str(tmp_path / "again.html")])
+    assert told.exit_code == 0, told.output
+    again = (tmp_path / "again.html").read_bytes()
+    assert abs(len(again) - len(made)) < 200, "the same page, but for the time at which it was made"

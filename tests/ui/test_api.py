@@ -29,9 +29,11 @@ from powertrain.storage.local import LocalStorage
 from powertrain.ui.app import make_app
 from powertrain.ui.listing import RunList
 from powertrain.ui.live import version_text
-from powertrain.ui.log_pages import MOST_BYTES, last_lines, new_lines, shown_line
-from powertrain.ui.places import Places, id_of, name_of
+from powertrain.ui.log_pages import MOST_BYTES, last_lines, new_lines
+from powertrain.ui.places import Places, name_of
 from powertrain.ui.security import Access
+from powertrain.views.encoding import id_of
+from powertrain.views.log_ends import shown_line
 
 TOKEN = "a-token-of-my-own"
 

@@ -25,6 +25,7 @@ from powertrain.ui.security import (
     BrowserSession,
     is_allowed_host,
 )
+from powertrain.views import static_files
 
 PORT = 8000
 BASE = f"http://127.0.0.1:{PORT}"
@@ -267,7 +268,7 @@ def test_every_reply_restricts_what_pages_may_do(signed_in: TestClient, address:
     assert headers["cache-control"] == "no-store"
 
 
-STATIC = Path(application.__file__).with_name("static")
+STATIC = Path(static_files.__file__).with_name("static")
 
 
 def test_pages_have_no_inline_script_or_style_and_load_nothing_from_elsewhere() -> None:

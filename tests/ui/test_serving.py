@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.recorded_run import points, write
 
-from powertrain.cli.ui import _parent_of, _root_of
+from powertrain.cli.pages.ui import _parent_of, _root_of
 from powertrain.errors import ConfigError
 from powertrain.ui.live import ChangeFeed, ChangeFeeds, events_while
 from powertrain.ui.places import _Recent

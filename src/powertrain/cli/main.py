@@ -14,6 +14,8 @@ from powertrain.cli.diagnose import diagnose
 from powertrain.cli.k8s import k8s
 from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
+from powertrain.cli.pages.report import report
+from powertrain.cli.pages.ui import ui
 from powertrain.cli.profile import profile
 from powertrain.cli.resize import resize
 from powertrain.cli.run import run
@@ -22,7 +24,6 @@ from powertrain.cli.stacks import stacks
 from powertrain.cli.stop import stop
 from powertrain.cli.trace import trace
 from powertrain.cli.track import track
-from powertrain.cli.ui import ui
 from powertrain.errors import PowertrainError
 from powertrain.version import __version__
 
@@ -37,6 +38,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(ls)
 app.command()(show)
 app.command()(ui)
+app.command()(report)
 app.command()(logs)
 app.command()(stop)
 app.command()(stacks)

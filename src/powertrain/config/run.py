@@ -352,6 +352,10 @@ class RunConfig(Config):
     """Seconds for trackers to catch up at the end of the run. One that refuses has 5. ``powertrain track`` sends the
     rest."""
 
+    report: bool = option(True, flag)
+    """True writes ``report.html`` into the run's directory at its end: the dashboard's page of the run in one file, to
+    open and to pass on. Trials of a sweep have none. ``powertrain report`` makes one of any run."""
+
     _moved: ClassVar[Mapping[str, str]] = {
         "local_dir": "Use storage_path.",
         "upload_dir": "Use storage_path.",

@@ -120,15 +120,16 @@ def on_lost_checkpoint(request: TrainRequest, message: str, result: Result) -> N
 
 
 def remove_ends(request: TrainRequest, storage: Storage) -> None:
-    """Remove the summary and the return value of an earlier start, until this one has ended."""
+    """Remove the summary, the report and the return value of an earlier start, until this one has ended."""
     from powertrain.result import return_value
 
     try:
         storage.delete("final_summary.json")
+        storage.delete("report.html")
         return_value.remove(storage)
     except (StorageError, OSError) as error:
         request.remarks.append(
-            f"The summary and the return value of an earlier start could not be removed: {error}"
+            f"The summary, the report and the return value of an earlier start could not be removed: {error}"
         )
 
 
@@ -154,7 +155,8 @@ def diagnose(request: TrainRequest, storage: Storage, name: str, terminal: Any) 
     if getattr(storage, "problem", ""):  # it would be waited for in vain, and maybe for long
         warn(
             terminal,
-            f"The storage does not respond, so there is no diagnosis yet. Run 'powertrain diagnose {name}' later.",
+            "The storage does not respond, so there is no diagnosis and no report yet. Run "
+            f"'powertrain diagnose {name}' and 'powertrain report {name}' later.",
         )
         return
     from powertrain.diagnosis import card, final
@@ -169,3 +171,26 @@ def diagnose(request: TrainRequest, storage: Storage, name: str, terminal: Any) 
             final.copy_to(os.fspath(trace.logs_dir), trace.session_id, report)
     except Exception as error:
         warn(terminal, f"The run's diagnosis could not be kept: {describe_error(error)}")
+
+
+def write_report(request: TrainRequest, storage: Storage, name: str, terminal: Any) -> None:
+    """Write ``report.html`` into the run's directory. The run is over: failures here are only reported."""
+    if not request.run.report or request.trial is not None:  # 'powertrain report' makes one of a trial
+        return
+    if getattr(storage, "problem", ""):  # it would be waited for in vain, and maybe for long
+        if not isinstance(request.run.trace, TraceConfig):  # otherwise the diagnosis has warned of it
+            warn(
+                terminal,
+                f"The storage does not respond, so there is no report yet. Run 'powertrain report {name}' later.",
+            )
+        return
+    try:
+        from powertrain.views.report.writing import keep_report
+
+        keep_report(storage, name)
+    except Exception as error:
+        warn(
+            terminal,
+            f"The run's report could not be written: {describe_error(error)}. Run 'powertrain report {name}' later, or "
+            "leave it out with RunConfig(report=False).",
+        )

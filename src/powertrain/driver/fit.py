@@ -19,6 +19,7 @@ from powertrain.driver.conclusion import (
     live_findings,
     remove_ends,
     warn_about_left_files,
+    write_report,
 )
 from powertrain.driver.datasets import prepare_data
 from powertrain.driver.directories import make_directories, naming_run, open_run, with_real_files
@@ -123,6 +124,7 @@ def fit_with_controller(request: TrainRequest, stack: ExitStack) -> Result:
             outcome, run.storage.within(request.storage_patience_s), append_storage, run.terminal
         )
         diagnose(request, append_storage, run.name, run.terminal)
+        write_report(request, append_storage, run.name, run.terminal)
         finish_trackers(request, trackers, outcome, run.storage, run.terminal)
     return conclude(request, outcome, run.storage, engine)
 

@@ -15,20 +15,10 @@ from powertrain.lookup.finding import FoundRun
 from powertrain.lookup.log_lines import LineSplitter, last_matching, matches, read_pieces, start_of_last
 from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
-from powertrain.storage.base import ValuePart
+from powertrain.storage.base import StoredPart
 from powertrain.storage.files.descriptors import open_below
-
-_RANKS_LOG = re.compile(r"logs/attempt-(\d+)/rank-(\d+)\.log")
-
-
-@dataclass(frozen=True, order=True)
-class LogFile:
-    """The log of one rank in one attempt."""
-
-    attempt: int
-    rank: int
-    key: str
-    size: int
+from powertrain.views.log_ends import LogFile as LogFile
+from powertrain.views.log_ends import log_at
 
 
 class LogFiles:
@@ -52,9 +42,9 @@ class LogFiles:
         found: dict[str, LogFile] = {}
         for place in self._places:
             for key, size in place.list(below):
-                of_rank = _RANKS_LOG.fullmatch(key)
-                if of_rank and (key not in found or found[key].size < size):
-                    found[key] = LogFile(int(of_rank[1]), int(of_rank[2]), key, size)
+                log = log_at(key, size)
+                if log is not None and (key not in found or found[key].size < size):
+                    found[key] = log
             if found and attempt is not None:
                 break
         return sorted(found.values())
@@ -78,7 +68,7 @@ class LogFiles:
             return
         raise FileNotFoundError(log.key)
 
-    def read(self, log: LogFile, start: int, length: int) -> ValuePart:
+    def read(self, log: LogFile, start: int, length: int) -> StoredPart:
         """Return some bytes of the current file, and fetch no others; raises ``FileNotFoundError`` if it is gone."""
         for place in self._places:
             try:

@@ -24,7 +24,7 @@ from powertrain.storage.base import (
     Entry,
     FileDigest,
     Storage,
-    ValuePart,
+    StoredPart,
     check_key,
     is_abandoned,
     join_within,
@@ -189,16 +189,16 @@ class FilesystemStorage:
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         return join_within(self._content(key), key, limit)
 
-    def get_range(self, key: str, start: int, length: int) -> ValuePart:
+    def get_range(self, key: str, start: int, length: int) -> StoredPart:
         path = self._path(key)
         if not self._exists(path):
             raise FileNotFoundError(errno.ENOENT, "no such key", key)
         with self._fs.open_input_file(path) as file:
             size = int(file.size())
             if start >= size:
-                return ValuePart(b"", size)
+                return StoredPart(b"", size)
             file.seek(start)
-            return ValuePart(file.read(length), size)
+            return StoredPart(file.read(length), size)
 
     def get_file(self, key: str, path: str | Path) -> None:
         path = Path(path)

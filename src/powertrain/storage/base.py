@@ -54,7 +54,7 @@ class FileDigest(NamedTuple):
     xxh3: str
 
 
-class ValuePart(NamedTuple):
+class StoredPart(NamedTuple):
     """Some bytes of a value, and the size of the whole value."""
 
     data: bytes
@@ -90,7 +90,7 @@ class Storage(Protocol):
         A value of more than ``limit`` bytes is not read: it raises ``OSError`` with ``EFBIG``.
         """
 
-    def get_range(self, key: str, start: int, length: int) -> ValuePart:
+    def get_range(self, key: str, start: int, length: int) -> StoredPart:
         """Return up to ``length`` bytes of ``key`` from ``start`` on, without reading the others; none after its end.
 
         Raises ``FileNotFoundError`` for a missing key.

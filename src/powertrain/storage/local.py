@@ -27,7 +27,7 @@ from powertrain.storage.base import (
     Entry,
     FileDigest,
     Storage,
-    ValuePart,
+    StoredPart,
     check_key,
     is_abandoned,
     join_within,
@@ -178,10 +178,10 @@ class LocalStorage:
         except (IsADirectoryError, NotADirectoryError) as error:
             raise FileNotFoundError(errno.ENOENT, "no such key", key) from error
 
-    def get_range(self, key: str, start: int, length: int) -> ValuePart:
+    def get_range(self, key: str, start: int, length: int) -> StoredPart:
         with self._opened(key) as file:
             size = os.fstat(file.fileno()).st_size
-            return ValuePart(os.pread(file.fileno(), max(0, min(length, size - start)), start), size)
+            return StoredPart(os.pread(file.fileno(), max(0, min(length, size - start)), start), size)
 
     def get_file(self, key: str, path: str | Path) -> None:
         with self._opened(key) as source:

@@ -36,7 +36,7 @@ from powertrain.storage.base import (
     TIMEOUT_S,
     Entry,
     FileDigest,
-    ValuePart,
+    StoredPart,
     check_key,
     is_abandoned,
     temporary_name,
@@ -241,17 +241,17 @@ class ObjectStorage:
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         return b"".join(self._content(self._name(key), key, limit))
 
-    def get_range(self, key: str, start: int, length: int) -> ValuePart:
+    def get_range(self, key: str, start: int, length: int) -> StoredPart:
         import obstore
 
         name = self._name(key)
 
-        def attempt(client: Any) -> ValuePart:
+        def attempt(client: Any) -> StoredPart:
             size = int(obstore.head(client, name)["size"])
             if start >= size or length <= 0:  # stores refuse an empty range
-                return ValuePart(b"", size)
+                return StoredPart(b"", size)
             options: Any = {"range": (start, min(start + length, size))}
-            return ValuePart(bytes(obstore.get(client, name, options=options).bytes()), size)
+            return StoredPart(bytes(obstore.get(client, name, options=options).bytes()), size)
 
         return self._persist(attempt, key=key)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from importlib import resources
 from typing import Any
 
 import msgspec
@@ -22,8 +21,10 @@ from powertrain.ui.listing import RunList
 from powertrain.ui.live import LOOK_INTERVAL_S, ChangeFeeds, events_while, version_text
 from powertrain.ui.places import Places, name_of
 from powertrain.ui.queries import BadQuery
-from powertrain.ui.replies import Memo, encoded, json_reply
+from powertrain.ui.replies import Memo
 from powertrain.ui.security import Access, BrowserSession, Guard
+from powertrain.views.encoding import encoded
+from powertrain.views.static_files import read_static
 
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
 #: Bytes of a request's body.
@@ -65,7 +66,7 @@ class _Dashboard:
         self._can_control, self._feeds = can_control, feeds
         self._replies: Memo[bytes] = Memo()
         self._runs = RunList(places)
-        self._files = _static_files()
+        self._files = {name: data for name, data in read_static().items() if _kind(name) in _TYPES}
 
     def routes(self) -> list[Route]:
         """Return all addresses. Pages have one shell, which shows what the address says."""
@@ -95,7 +96,7 @@ class _Dashboard:
         name = request.path_params["file"]
         if name not in self._files:
             raise HTTPException(404)
-        return Response(self._files[name], media_type=_TYPES[name.rpartition(".")[2]])
+        return Response(self._files[name], media_type=_TYPES[_kind(name)])
 
     def _list(self, request: Request) -> Response:
         version = self._runs.version()
@@ -109,7 +110,7 @@ class _Dashboard:
     def _run(self, request: Request) -> Response:
         places, name = self._places, _name(request)
         is_over = places.record(name).has_ended
-        return self._page_of(request, is_over, lambda: run_pages.run_page(places, name))
+        return self._page_of(request, is_over, lambda: run_pages.run_overview(places, name))
 
     def _lines(self, request: Request) -> Response:
         name, query = _name(request), request.query_params
@@ -197,14 +198,17 @@ def _this_second() -> int:
     return int(time.time())
 
 
+def _kind(file: str) -> str:
+    return file.rpartition(".")[2]
+
+
 def _name(request: Request) -> str:
     return name_of(request.query_params.get("run", ""))
 
 
-def _static_files() -> dict[str, bytes]:
-    folder = resources.files("powertrain.ui") / "static"
-    kinds = tuple(f".{kind}" for kind in _TYPES)
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(kinds)}
+def json_reply(content: Any, status: int = 200) -> Response:
+    """Return a value as JSON."""
+    return Response(encoded(content), status, media_type="application/json")
 
 
 def _refused(request: Request, error: Exception) -> Response:

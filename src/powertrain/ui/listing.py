@@ -18,8 +18,9 @@ from powertrain.run import lifecycle
 from powertrain.run.metrics import curves
 from powertrain.run.record import run_json
 from powertrain.storage.addresses import without_secrets
-from powertrain.ui.places import Places, RunRecord, id_of
+from powertrain.ui.places import Places, RunRecord
 from powertrain.ui.replies import Memo
+from powertrain.views.encoding import id_of
 from powertrain.views.metrics import spark
 from powertrain.views.overview import finding_view
 

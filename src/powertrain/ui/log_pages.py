@@ -14,13 +14,12 @@ from typing import Any
 
 from powertrain.lookup.log_files import LogFile, LogFiles
 from powertrain.lookup.log_lines import matches
-from powertrain.text.printable import clean_output, without_colours
 from powertrain.ui.queries import BadQuery, whole
+from powertrain.views.log_ends import LONGEST_LINE, plain_line, shown_line
 
-#: Lines of one reply, bytes that are read for it, and characters of a line.
+#: Lines of one reply, and bytes that are read for it.
 _MOST_LINES = 500
 MOST_BYTES = 1 << 20
-_LONGEST = 4000
 
 
 @dataclass(frozen=True)
@@ -131,20 +130,9 @@ def _split(data: bytes) -> tuple[list[bytes], bytes]:
     return lines, rest
 
 
-def shown_line(line: bytes) -> str:
-    """Return a line as plain text; of a progress bar the last state."""
-    plain = _plain(line)
-    return plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]}…"
-
-
 def _shown_rest(rest: bytes, pattern: re.Pattern[str] | None) -> str:
     """Return the end of an unterminated line, which is the newest of it; "" where it does not match."""
     if not matches(rest, pattern):
         return ""
-    plain = _plain(rest)
-    return plain if len(plain) <= _LONGEST else f"…{plain[-_LONGEST:]}"
-
-
-def _plain(line: bytes) -> str:
-    text = line.decode("utf-8", "replace").rstrip("\r")
-    return without_colours(clean_output(text[text.rfind("\r") + 1 :]))
+    plain = plain_line(rest)
+    return plain if len(plain) <= LONGEST_LINE else f"…{plain[-LONGEST_LINE:]}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from powertrain.errors import StorageError
 from powertrain.lookup import sweeps
@@ -46,11 +46,6 @@ _LONGEST_ID = 2048
 #: Names and sizes of the files that hold a run's state.
 Version = tuple[object, ...]
 _T = TypeVar("_T")
-
-
-def id_of(name: str) -> str:
-    """Return the name of a run for addresses; names of files need not be text."""
-    return quote(os.fsencode(name), safe="/")
 
 
 def name_of(run_id: str) -> str:

@@ -1,40 +1,15 @@
-"""Replies as JSON, made once for all viewers of the same state."""
+"""Values of replies, made once for all viewers of the same state."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
-
-import msgspec
-from starlette.responses import Response
-
-from powertrain.text.printable import escape_lines
+from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
 #: Replies and tables that are kept.
 _MOST_KEPT = 128
-
-
-def json_reply(content: Any, status: int = 200) -> Response:
-    """Return a value as JSON; NaN and infinities are null, and texts have no control characters but line ends."""
-    return Response(encoded(content), status, media_type="application/json")
-
-
-def encoded(content: Any) -> bytes:
-    """Return the bytes of a JSON reply."""
-    return msgspec.json.encode(_shown(msgspec.to_builtins(content, enc_hook=str)))
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, str):
-        return escape_lines(value)
-    if isinstance(value, dict):
-        return {escape_lines(str(key)): _shown(item) for key, item in value.items()}
-    if isinstance(value, list) and value and type(value[0]) in (int, float):
-        return value  # the arrays of charts
-    return [_shown(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class Memo(Generic[_T]):

@@ -15,7 +15,8 @@ from powertrain.tune.plots import MISSING, explain_ranks, scale_values
 from powertrain.tune.reporter.table import find_best, status_of
 from powertrain.tune.sweep.journal import events as ev
 from powertrain.tune.trial import Trial, flat_numbers
-from powertrain.ui.places import SweepRecord, id_of
+from powertrain.ui.places import SweepRecord
+from powertrain.views.encoding import id_of
 
 #: Points of a learning curve, trials with a curve, and parameters.
 _MOST_POINTS, _MOST_CURVES, _MOST_PARAMETERS = 200, 200, 12

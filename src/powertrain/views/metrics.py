@@ -39,20 +39,18 @@ def metric_lines(
         storage: The run's directory.
         state: The state of the run, which tells abandoned points.
         names: Names of metrics.
-        ranks: The ranks whose points are wanted.
+        ranks: The ranks whose points are wanted, one at least.
         pixels: Maximum number of pixels of each curve.
         rows: The first and the last row; None for all.
     """
-
-    def read(name: str, rank: int) -> Curve:
-        return curves.curve(storage, state, name, pixels=pixels, rank=rank, rows=rows)
-
-    lines = [_line(name, rank, read(name, rank)) for name in names for rank in ranks]
-    times = read("timestamp", ranks[0]) if ranks else None
+    wanted = [(name, rank) for name in names for rank in ranks]
+    with_times = [*wanted, ("timestamp", ranks[0])]
+    *found, times = curves.curves(storage, state, with_times, pixels=pixels, rows=rows)
+    lines = [_line(name, rank, curve) for (name, rank), curve in zip(wanted, found, strict=True)]
     return {
         "lines": [line for line in lines if line["rows"]],
         # The time of a pixel's first row is its lowest.
-        "times": {"rows": times.rows.tolist(), "at": np.round(times.low, 2).tolist()} if times else None,
+        "times": {"rows": times.rows.tolist(), "at": np.round(times.low, 2).tolist()},
     }
 
 

@@ -12,7 +12,7 @@ than stretches. The result is the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,7 +51,7 @@ _LARGEST_ROW = 1 << 61
 #: The first and the last row that 64 bits can hold.
 _EVERY_ROW = (-(1 << 63), (1 << 63) - 1)
 
-__all__ = ["Curve", "curve", "metric_names"]
+__all__ = ["Curve", "curve", "curves", "metric_names"]
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,28 @@ def curve(
 
     "timestamp" is the time of the reports. With ``rows``, only the rows from the first to the last of the two are read.
     """
+    return curves(storage, run_state, [(name, rank)], pixels=pixels, rows=rows)[0]
+
+
+def curves(
+    storage: Storage,
+    run_state: RunState,
+    wanted: Sequence[tuple[str, int]],
+    *,
+    pixels: int = 1000,
+    rows: tuple[int, int] | None = None,
+) -> list[Curve]:
+    """Return the curve of each (metric, rank), as :func:`curve` does, with one look at the stored points for all."""
     if pixels < 1:
         raise ValueError(f"A curve cannot have {pixels} pixels: it needs at least one.")
-    return consistently(lambda: _curve_now(storage, run_state, name, pixels, rank, rows or _EVERY_ROW))
+
+    def read() -> list[Curve]:
+        sources = stored_points(storage)
+        return [
+            _curve_now(sources, run_state, name, pixels, rank, rows or _EVERY_ROW) for name, rank in wanted
+        ]
+
+    return consistently(read)
 
 
 # --------------------------------------------------------------------------- names
@@ -153,9 +172,13 @@ class _Stretches(NamedTuple):
 
 
 def _curve_now(
-    storage: Storage, run_state: RunState, name: str, pixels: int, rank: int, rows: tuple[int, int]
+    sources: Sequence[MetricSegment | pa.Table],
+    run_state: RunState,
+    name: str,
+    pixels: int,
+    rank: int,
+    rows: tuple[int, int],
 ) -> Curve:
-    sources = stored_points(storage)
     column = _column_of(sources, name)
     looking = _Looking(run_state, column, rank, rows)
     found = _end_to_end(looking.at(source) for source in sources)

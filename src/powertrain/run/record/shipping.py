@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from powertrain.errors import StorageError
 from powertrain.storage import Entry, FileDigest, Storage, check_key
 from powertrain.storage.addresses import without_secrets
-from powertrain.storage.base import ValuePart
+from powertrain.storage.base import StoredPart
 from powertrain.storage.local import LocalStorage
 from powertrain.text.loggers import module_logger
 
@@ -148,7 +148,7 @@ class Shipped:
     def get(self, key: str, *, limit: int | None = None) -> bytes:
         return self._place_of(key).get(key, limit=limit)
 
-    def get_range(self, key: str, start: int, length: int) -> ValuePart:
+    def get_range(self, key: str, start: int, length: int) -> StoredPart:
         return self._place_of(key).get_range(key, start, length)
 
     def get_file(self, key: str, path: str | Path) -> None:

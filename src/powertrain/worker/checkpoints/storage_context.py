@@ -34,6 +34,7 @@ _OWN_NAMES = frozenset(
         "logs",
         "metrics",
         "profiles",
+        "report.html",
         "return_value.pickle",
         "run.json",
         "stacks",

@@ -1,6 +1,6 @@
 // Logs of ranks with search and follow.
 
-import { attempt, fetchJson, h, newest, replace, whole } from "./dom.js";
+import { attempt, fetchJson, h, isReport, newest, replace, whole } from "./dom.js";
 
 const MOST_LINES = 5000;
 
@@ -20,7 +20,7 @@ export class Logs {
     this.rest = h("span", { class: "rest" });
     this.count = h("p", { class: "faint", role: "status" });
     this.element = h("div", null, h("div", { class: "tools" }, this.attempt, this.rank, this.search,
-      h("label", { class: "check", for: "follow-log" }, this.followBox, "Follow"), this.further), this.lines, this.count);
+      isReport() ? null : h("label", { class: "check", for: "follow-log" }, this.followBox, "Follow"), this.further), this.lines, this.count);
     // One request at a time: a newer one of any kind ends the one before.
     this.request = newest((signal, query) => fetchJson("/api/logs", { run: this.id, ...this.chosen, search: this.search.value.trim(), ...query }, signal));
   }
@@ -67,7 +67,7 @@ export class Logs {
 
   show(page) {
     this.page = page;
-    replace(this.lines, page.has_log ? page.lines.map((line) => h("span", null, `${line}\n`)) : h("span", { class: "faint" }, "This run has no log files: its ranks print to their own terminal, or none has been started.\n"), this.rest);
+    replace(this.lines, page.has_log ? page.lines.map((line) => h("span", null, `${line}\n`)) : h("span", { class: "faint" }, isReport() ? "This report has no lines of logs.\n" : "This run has no log files: its ranks print to their own terminal, or none has been started.\n"), this.rest);
     this.finish(true);
   }
 
@@ -84,5 +84,6 @@ export class Logs {
     this.further.hidden = !this.page.searched_from;
     this.further.textContent = search ? "Search further" : "Older lines";
     this.count.textContent = search ? `${whole(count)} matching lines${this.page.searched_from ? " in the newest part of the log" : ""}` : `${whole(count)} newest lines`;
+    if (this.page.is_end_only) this.count.textContent += ". This report has only the end of the log.";
   }
 }

@@ -2,7 +2,7 @@
 
 import { decodeURIComponentSafely } from "./addresses.js";
 import { LineChart } from "./chart.js";
-import { age, attempt, clockTime, duration, fetchJson, follow, h, newest, now, percent, plural, postJson, redraw, replace, size, stateBadge, table, whole } from "./dom.js";
+import { age, attempt, clockTime, duration, fetchJson, follow, h, isReport, newest, now, percent, plural, postJson, redraw, replace, size, stateBadge, table, whole } from "./dom.js";
 import { Logs } from "./logs.js";
 import { Timeline, WORDS } from "./timeline.js";
 
@@ -26,7 +26,7 @@ function interpolate(xs, ys, x) {
 }
 
 export function runPage(main, id) {
-  const others = new URLSearchParams(location.search).getAll("with");
+  const others = isReport() ? [] : new URLSearchParams(location.search).getAll("with");
   const view = { page: null, lines: new Map(), axis: "row", rank: "0", isLog: false, smoothing: 0, zoom: null, window: null, shown: CHARTS_AT_FIRST, turn: 0, times: new Map() };
   const charts = new Map(), resourceCharts = new Map();
   const answer = h("p", { class: "answer", role: "status" });
@@ -51,7 +51,7 @@ export function runPage(main, id) {
     document.title = `${page.name} · Powertrain`;
     const facts = [
       ["Rows", whole(page.rows)], ["Workers", String(page.world_size)], ["Attempts", String(page.attempts)], ["Duration", duration(isOver() || page.silent_since ? page.seconds : now() - page.started)],
-      ["Started", page.started ? `${age(now() - page.started)} ago` : "–"], ["Engine", page.engine || "–"], ["Host", page.host || "–"],
+      ["Started", !page.started ? "–" : isReport() ? clockTime(page.started) : `${age(now() - page.started)} ago`], ["Engine", page.engine || "–"], ["Host", page.host || "–"],
     ];
     const buttons = page.can_control && page.is_live ? h("div", { class: "tools" }, h("button", { type: "button", class: "button", onclick: stop }, "Stop"), h("button", { type: "button", class: "button", onclick: resize }, "Resize")) : null;
     redraw(header, h("div", { class: "head" }, h("div", null, h("h1", null, page.name, " ", stateBadge(page.state)), page.reason ? h("p", { class: "reason" }, page.reason) : null, page.silent_since ? h("p", { class: "reason" }, `Not heard of since ${clockTime(page.silent_since)}, ${age(now() - page.silent_since)} ago. Its machine may be gone.`) : null, h("p", { class: "path" }, page.path)), buttons),
@@ -87,6 +87,7 @@ export function runPage(main, id) {
       stands.awaited.length ? ` Waiting for ranks ${stands.awaited.slice(0, 8).join(", ")}.` : "", stands.uploads ? ` ${plural(stands.uploads, "checkpoint")} uploading (${size(stands.upload_bytes)}).` : "") : null;
     const phases = page.diagnosis?.phases || [];
     redraw(parts.overview, status,
+      (page.left_out || []).map((words) => h("p", { class: "faint" }, words)),
       Object.entries(page.unread).map(([what, why]) => h("p", { class: "unread" }, `The ${what} cannot be read: ${why}`)),
       h("div", { class: "overview" },
         h("div", { class: "panel" }, h("h3", null, "Findings"), found.length ? h("ul", { class: "findings" }, found.map(finding)) : h("p", { class: "muted" }, page.diagnosis ? "Nothing holds this run up." : "No steps were recorded yet.")),
@@ -102,12 +103,13 @@ export function runPage(main, id) {
 
   function drawTools() {
     if (metricTools.childNodes.length) return;
-    const ranks = view.page.ranks;
+    // A report has the curves of these ranks only.
+    const kept = view.page.kept_ranks, ranks = kept ? kept.length : view.page.ranks;
     const choose = (rank) => { view.rank = rank; attempt(loadLines()); };
     const choice = h("select", { "aria-label": "Ranks", onchange: (event) => choose(event.target.value) }, h("option", { value: "0" }, "Rank 0"),
-      ranks > 1 && !others.length ? h("option", { value: "all" }, ranks > 8 ? "8 of all ranks" : "All ranks") : null,
-      ranks > 1 ? Array.from({ length: Math.min(ranks, RANKS_OFFERED) - 1 }, (_, place) => h("option", { value: place + 1 }, `Rank ${place + 1}`)) : null);
-    const typed = ranks > RANKS_OFFERED ? h("input", { type: "number", min: 0, max: ranks - 1, step: 1, placeholder: `Rank up to ${ranks - 1}`, "aria-label": "Number of another rank",
+      ranks > 1 && !others.length ? h("option", { value: "all" }, view.page.ranks > 8 ? "8 of all ranks" : "All ranks") : null,
+      ranks > 1 ? (kept || Array.from({ length: Math.min(ranks, RANKS_OFFERED) }, (_, place) => place)).slice(1).map((rank) => h("option", { value: rank }, `Rank ${rank}`)) : null);
+    const typed = !kept && ranks > RANKS_OFFERED ? h("input", { type: "number", min: 0, max: ranks - 1, step: 1, placeholder: `Rank up to ${ranks - 1}`, "aria-label": "Number of another rank",
       onchange: (event) => { if (event.target.value !== "" && event.target.checkValidity()) choose(event.target.value); } }) : null;
     const axis = h("select", { "aria-label": "Horizontal axis", onchange: (event) => { view.axis = event.target.value; view.zoom = null; view.reset.hidden = true; attempt(loadLines()); } }, h("option", { value: "row" }, "Over rows"), h("option", { value: "time" }, "Over time"));
     const slider = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0, id: "smoothing", oninput: (event) => { view.smoothing = Number(event.target.value); drawLines(); } });
@@ -298,7 +300,7 @@ export function runPage(main, id) {
   replace(header, h("h1", null, decodeURIComponentSafely(id)));
   const following = follow({ run: id }, load);
   const ticking = setInterval(() => {
-    if (!view.page || document.hidden || isOver()) return;
+    if (!view.page || document.hidden || isReport() || isOver()) return;
     if (!view.page.is_live && now() - loaded > SILENCE_INTERVAL_S) following.again();
     else {
       drawHead();

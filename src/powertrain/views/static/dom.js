@@ -44,9 +44,14 @@ const keyOf = (element) => [element.tagName, element.dataset.key || element.getA
 // The key of the session: only this page has it. Cookies alone go to every port of the host.
 const key = () => localStorage.getItem("powertrain-key") || "";
 
+// A report holds its replies: what answers for the server, and when it was made.
+let kept = null;
+export const isReport = () => kept !== null;
+export function answerFrom(answer, made) { kept = { answer, made }; }
+
 let ahead = 0;
-// The server's time in Unix seconds: ages do not depend on the clock of this machine.
-export const now = () => Date.now() / 1000 + ahead;
+// The server's time in Unix seconds: ages do not depend on the clock of this machine. That of a report stands still.
+export const now = () => (kept ? kept.made : Date.now() / 1000 + ahead);
 
 async function contentOf(reply) {
   const date = Date.parse(reply.headers.get("Date") || "");
@@ -65,6 +70,7 @@ async function ask(path, options) {
 }
 
 export async function fetchJson(path, query = {}, signal = undefined) {
+  if (kept) return kept.answer(path, query);
   const parts = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
     for (const one of Array.isArray(value) ? value : [value]) {
@@ -140,13 +146,16 @@ export function age(seconds) {
 }
 
 export const clockTime = (unix) =>
-  new Date(unix * 1000).toLocaleString("sv-SE", { month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  new Date(unix * 1000).toLocaleString("sv-SE", { ...(kept ? { year: "numeric" } : {}), month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
 export const percent = (share) => (share > 0 && share < 0.01 ? "<1 %" : `${Math.round(share * 100)} %`);
 
 export const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 
 // ---------------------------------------------------------------- small parts
+
+// A link to another page, which a report does not have.
+export const pageLink = (attributes, ...children) => (kept ? h("span", { ...attributes, href: null, tabindex: attributes.onfocus ? 0 : null }, ...children) : h("a", attributes, ...children));
 
 const TONES = {
   training: "good", running: "good", finished: "done", failed: "bad", unreadable: "bad", error: "bad",
@@ -214,8 +223,12 @@ export function follow(query, load) {
   const onVisibility = () => {
     if (document.hidden) { close(); tell("Paused", "off"); } else if (!source) { open(); run(); }
   };
-  document.addEventListener("visibilitychange", onVisibility);
   run();
+  if (kept) {
+    tell(`As of ${clockTime(kept.made)}`, "");
+    return { again: run, stop: () => { isLeft = true; } };
+  }
+  document.addEventListener("visibilitychange", onVisibility);
   if (!document.hidden) open();
   return {
     again: run,

@@ -2,7 +2,7 @@
 
 import { LineChart } from "./chart.js";
 import { decodeURIComponentSafely } from "./addresses.js";
-import { age, duration, fetchJson, follow, h, newest, now, number, percent, redraw, replace, s, stateBadge, whole } from "./dom.js";
+import { age, clockTime, duration, fetchJson, follow, h, isReport, newest, now, number, pageLink, percent, redraw, replace, s, stateBadge, whole } from "./dom.js";
 
 const HEIGHT = 260, TOP = 30, BOTTOM = 24, SIDE = 70;
 
@@ -18,7 +18,7 @@ export function sweepPage(main, id) {
 
   function drawHead() {
     document.title = `${page.name} · Powertrain`;
-    const facts = [["Trials", `${page.done} of ${page.total ?? "?"}`], ["Objective", page.metric ? `${page.mode} ${page.metric}` : "–"], ["Best", page.best || "–"], ["Duration", duration(page.seconds)], ["Started", page.started ? `${age(now() - page.started)} ago` : "–"]];
+    const facts = [["Trials", `${page.done} of ${page.total ?? "?"}`], ["Objective", page.metric ? `${page.mode} ${page.metric}` : "–"], ["Best", page.best || "–"], ["Duration", duration(page.seconds)], ["Started", !page.started ? "–" : isReport() ? clockTime(page.started) : `${age(now() - page.started)} ago`]];
     redraw(header, h("div", { class: "head" }, h("div", null, h("h1", null, page.name, " ", stateBadge(page.state)), page.reason ? h("p", { class: "reason" }, page.reason) : null, h("p", { class: "path" }, page.path))),
       h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))));
   }
@@ -87,7 +87,7 @@ export function sweepPage(main, id) {
       h("tbody", null, sorted.map((trial) => {
         const values = new Map(trial.params);
         return h("tr", { onpointerenter: () => { marked = trial.number; drawParallel(); }, onpointerleave: () => { marked = null; drawParallel(); } },
-          h("th", { scope: "row" }, h("a", { href: `/runs/${trial.id}`, onfocus: () => { marked = trial.number; drawParallel(); } }, trial.name), trial.name === page.best_trial ? h("span", { class: "tag" }, "best") : null),
+          h("th", { scope: "row" }, pageLink({ href: `/runs/${trial.id}`, onfocus: () => { marked = trial.number; drawParallel(); } }, trial.name), trial.name === page.best_trial ? h("span", { class: "tag" }, "best") : null),
           h("td", null, stateBadge(trial.state)), h("td", { class: "num" }, number(trial.score)), h("td", { class: "num" }, whole(trial.iteration)), h("td", { class: "num" }, duration(trial.seconds)), paths.map((path) => h("td", { class: "num" }, values.get(path) ?? "–")));
       })))));
   }
