@@ -185,6 +185,14 @@ def test_kubernetes_manifests_and_errors_with_hostile_names(tmp_path: Path) -> N
         )
 
 
+def test_the_doctor_on_a_storage_with_a_hostile_name(place: Storage, tmp_path: Path) -> None:
+    storage = Path(_path(place)) / HOSTILE_NAME
+    storage.mkdir(parents=True)
+    text = shown_by(tmp_path, "doctor", "--storage", storage)
+    assert "evil" in text
+    check_no_line_is_forged(text)
+
+
 def _path(run: Storage) -> str:
     path = run.local_path("x")
     assert path is not None
@@ -200,7 +208,8 @@ def test_every_verb_is_tried_here() -> None:
     # "run" opens no run directory that it was given: all that it shows is of the run that it makes.
     # "ui" prints nothing of a run; tests/ui look at its replies.
     assert verbs - {"run", "ui"} == {
-        "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "trace", "k8s"
+        "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "doctor",
+        "trace", "k8s",
     }  # fmt: skip
 
 
@@ -208,7 +217,7 @@ def test_only_one_module_of_the_command_line_prints() -> None:
     folder = Path(powertrain.cli.__path__[0])
     past = [
         f"{path.name}:{node.lineno}: {ast.unparse(node.func)}"
-        for path in folder.glob("*.py")
+        for path in folder.rglob("*.py")
         if path.name != "output.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)

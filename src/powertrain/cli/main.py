@@ -11,6 +11,7 @@ import typer
 from powertrain.cli.common.output import print_line, print_message
 from powertrain.cli.compare import compare
 from powertrain.cli.diagnose import diagnose
+from powertrain.cli.doctor.verb import doctor
 from powertrain.cli.k8s import k8s
 from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
@@ -45,6 +46,7 @@ app.command()(resize)
 app.command()(diagnose)
 app.command()(compare)
 app.command()(track)
+app.command()(doctor)
 app.add_typer(trace, name="trace")
 app.add_typer(k8s, name="k8s")
 
