@@ -193,6 +193,17 @@ def test_the_doctor_on_a_storage_with_a_hostile_name(place: Storage, tmp_path: P
     check_no_line_is_forged(text)
 
 
+def test_migrate_of_programs_with_hostile_names(tmp_path: Path) -> None:
+    folder = tmp_path / HOSTILE_NAME
+    folder.mkdir()
+    (folder / f"a{HOSTILE_NAME[:40]}.py").write_bytes(b"from ray import train \x0c# \x1b[2Jevil\nimport ray.x\n")
+    (folder / f"b{HOSTILE_NAME[:40]}.py").write_text("evil code")
+    for options in ((), ("--json",)):
+        text = shown_by(tmp_path, "migrate", folder, *options)
+        assert "evil" in text
+        check_no_line_is_forged(text)
+
+
 def _path(run: Storage) -> str:
     path = run.local_path("x")
     assert path is not None
@@ -209,7 +220,7 @@ def test_every_verb_is_tried_here() -> None:
     # "ui" prints nothing of a run; tests/ui look at its replies.
     assert verbs - {"run", "ui"} == {
         "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "doctor",
-        "trace", "k8s",
+        "migrate", "trace", "k8s",
     }  # fmt: skip
 
 

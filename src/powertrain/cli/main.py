@@ -15,6 +15,7 @@ from powertrain.cli.doctor.verb import doctor
 from powertrain.cli.k8s import k8s
 from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
+from powertrain.cli.migrate.verb import migrate
 from powertrain.cli.profile import profile
 from powertrain.cli.resize import resize
 from powertrain.cli.run import run
@@ -47,6 +48,7 @@ app.command()(diagnose)
 app.command()(compare)
 app.command()(track)
 app.command()(doctor)
+app.command()(migrate)
 app.add_typer(trace, name="trace")
 app.add_typer(k8s, name="k8s")
 
