@@ -106,6 +106,10 @@ def test_ls_shows_hostile_names_literally(ended: Storage, going: Storage, tmp_pa
     [
         ("show",),
         ("show", "--json"),
+        ("metrics",),
+        ("metrics", "--plot"),
+        ("metrics", "--csv"),
+        ("metrics", "--json"),
         ("stacks",),
         ("stacks", "--json"),
         ("profile",),
@@ -168,7 +172,7 @@ def test_verbs_on_a_live_run_with_hostile_answers(
     check_no_line_is_forged(shown_by(tmp_path, verb, *name, *options))
 
 
-@pytest.mark.parametrize("verb", ["show", "stop", "stacks", "profile", "logs", "diagnose", "track"])
+@pytest.mark.parametrize("verb", ["show", "metrics", "stop", "stacks", "profile", "logs", "diagnose", "track"])
 def test_errors_about_hostile_names(ended: Storage, tmp_path: Path, verb: str) -> None:
     for run in ("evil-unknown", f"no{HOSTILE_NAME}", f"./{HOSTILE_NAME}"):
         text = shown_by(tmp_path, verb, run)
@@ -220,7 +224,7 @@ def test_every_verb_is_tried_here() -> None:
     # "ui" prints nothing of a run; tests/ui look at its replies.
     assert verbs - {"run", "ui"} == {
         "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "doctor",
-        "migrate", "trace", "k8s",
+        "metrics", "migrate", "trace", "k8s",
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from powertrain.cli.doctor.verb import doctor
 from powertrain.cli.k8s import k8s
 from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
+from powertrain.cli.metrics.verb import metrics
 from powertrain.cli.migrate.verb import migrate
 from powertrain.cli.profile import profile
 from powertrain.cli.resize import resize
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(ls)
 app.command()(show)
+app.command()(metrics)
 app.command()(ui)
 app.command()(logs)
 app.command()(stop)

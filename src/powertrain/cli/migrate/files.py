@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import os
+import re
 import secrets
 import shutil
 import tokenize
@@ -16,8 +17,11 @@ from powertrain.cli.migrate.edits import apply_edits
 from powertrain.cli.migrate.notebooks import NotebookError, as_rewriting
 from powertrain.cli.migrate.rewriting import Remark, rewrite
 from powertrain.errors import ArgumentError
+from powertrain.text.printable import escape_controls
 
 _NOTEBOOK = ".ipynb"
+#: Lines as Python and editors count them: a form feed ends none.
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 #: Directories with programs of other people.
 _FOREIGN = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"})
 
@@ -40,8 +44,9 @@ class MigratedFile:
     @property
     def diff(self) -> str:
         """The changes in unified form."""
-        before, after = (text.splitlines(keepends=True) for text in (self.before, self.after))
-        lines = difflib.unified_diff(before, after, str(self.path), str(self.path))
+        before, after = (_LINE.findall(text) for text in (self.before, self.after))
+        name = escape_controls(str(self.path))
+        lines = difflib.unified_diff(before, after, name, name)
         return "".join(
             line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
         )
