@@ -172,7 +172,9 @@ def test_verbs_on_a_live_run_with_hostile_answers(
     check_no_line_is_forged(shown_by(tmp_path, verb, *name, *options))
 
 
-@pytest.mark.parametrize("verb", ["show", "metrics", "stop", "stacks", "profile", "logs", "diagnose", "track"])
+@pytest.mark.parametrize(
+    "verb", ["show", "metrics", "stop", "stacks", "profile", "logs", "diagnose", "track"]
+)
 def test_errors_about_hostile_names(ended: Storage, tmp_path: Path, verb: str) -> None:
     for run in ("evil-unknown", f"no{HOSTILE_NAME}", f"./{HOSTILE_NAME}"):
         text = shown_by(tmp_path, verb, run)
@@ -197,10 +199,19 @@ def test_the_doctor_on_a_storage_with_a_hostile_name(place: Storage, tmp_path: P
     check_no_line_is_forged(text)
 
 
+def test_gc_of_hostile_runs(ended: Storage, going: Storage, place: Storage, tmp_path: Path) -> None:
+    for options in ((), ("--json",)):
+        text = shown_by(tmp_path, "gc", _path(place), *options)
+        assert "evil" in text
+        check_no_line_is_forged(text)
+
+
 def test_migrate_of_programs_with_hostile_names(tmp_path: Path) -> None:
     folder = tmp_path / HOSTILE_NAME
     folder.mkdir()
-    (folder / f"a{HOSTILE_NAME[:40]}.py").write_bytes(b"from ray import train \x0c# \x1b[2Jevil\nimport ray.x\n")
+    (folder / f"a{HOSTILE_NAME[:40]}.py").write_bytes(
+        b"from ray import train \x0c# \x1b[2Jevil\nimport ray.x\n"
+    )
     (folder / f"b{HOSTILE_NAME[:40]}.py").write_text("evil code")
     for options in ((), ("--json",)):
         text = shown_by(tmp_path, "migrate", folder, *options)
@@ -223,7 +234,7 @@ def test_every_verb_is_tried_here() -> None:
     # "run" opens no run directory that it was given: all that it shows is of the run that it makes.
     # "ui" prints nothing of a run; tests/ui look at its replies.
     assert verbs - {"run", "ui"} == {
-        "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "doctor",
+        "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "doctor", "gc",
         "metrics", "migrate", "trace", "k8s",
     }  # fmt: skip
 

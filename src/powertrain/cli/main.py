@@ -12,6 +12,7 @@ from powertrain.cli.common.output import print_line, print_message
 from powertrain.cli.compare import compare
 from powertrain.cli.diagnose import diagnose
 from powertrain.cli.doctor.verb import doctor
+from powertrain.cli.gc.verb import gc
 from powertrain.cli.k8s import k8s
 from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
@@ -50,6 +51,7 @@ app.command()(diagnose)
 app.command()(compare)
 app.command()(track)
 app.command()(doctor)
+app.command()(gc)
 app.command()(migrate)
 app.add_typer(trace, name="trace")
 app.add_typer(k8s, name="k8s")

@@ -29,7 +29,7 @@ from powertrain.cli.doctor.verdicts import (
 from powertrain.engine.limits import Limit
 
 GIB = 1 << 30
-GPU = {"has_device_files": True, "driver": "570.1", "driver_cuda": (12, 8), "names": ["H200"]}
+GPU: dict[str, Any] = {"has_device_files": True, "driver": "570.1", "driver_cuda": (12, 8), "names": ["H200"]}
 NEEDED = Requirement("ray", ">=", "2.50", "ray")
 TORCH = Requirement("torch", ">=", "2.6")
 
@@ -142,7 +142,7 @@ def test_runtime_directories_fail_without_one_and_warn_about_one_that_stands_in(
 
 
 def test_the_worst_verdict_is_that_of_all() -> None:
-    ok, warn, fail = (Check("a", verdict, "Why.") for verdict in ("ok", "warn", "fail"))  # type: ignore[arg-type]
+    ok, warn, fail = (Check("a", verdict, "Why.") for verdict in ("ok", "warn", "fail"))
     assert verdicts.overall([ok, fail, warn]) == "fail"
     assert verdicts.overall([ok, warn]) == "warn"
     assert verdicts.overall([ok]) == verdicts.overall([]) == "ok"

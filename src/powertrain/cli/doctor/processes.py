@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -66,7 +66,7 @@ def gather_collective(backend: str, world_size: int) -> CollectiveFacts:
     return CollectiveFacts(backend, world_size, error, time.monotonic() - started)
 
 
-def _await_all(processes: list[subprocess.Popen[bytes]], errors: list[IO[bytes]]) -> str:
+def _await_all(processes: list[subprocess.Popen[bytes]], errors: Sequence[IO[bytes]]) -> str:
     """Wait for the ranks; return why one failed, without waiting for the others then."""
     deadline = time.monotonic() + _COLLECTIVE_TIMEOUT_S
     waiting = dict(enumerate(processes))

@@ -78,7 +78,9 @@ def check_versions(facts: VersionFacts) -> Check:
             "Powertrain has no package metadata here, so versions cannot be compared.",
             "Install it with pip, from the package index or with 'pip install -e .' in a checkout.",
         )
-    missing, wrong, of_extras = [], [], []
+    missing: list[Requirement] = []
+    wrong: list[tuple[Requirement, str]] = []
+    of_extras: list[tuple[Requirement, str]] = []
     for one in facts.requirements:
         version = facts.installed.get(one.name)
         if version is None:
