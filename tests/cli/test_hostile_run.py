@@ -106,6 +106,10 @@ def test_ls_shows_hostile_names_literally(ended: Storage, going: Storage, tmp_pa
     [
         ("show",),
         ("show", "--json"),
+        ("metrics",),
+        ("metrics", "--plot"),
+        ("metrics", "--csv"),
+        ("metrics", "--json"),
         ("stacks",),
         ("stacks", "--json"),
         ("profile",),
@@ -182,7 +186,9 @@ def test_verbs_on_a_live_run_with_hostile_answers(
     check_no_line_is_forged(shown_by(tmp_path, verb, *name, *options))
 
 
-@pytest.mark.parametrize("verb", ["show", "stop", "stacks", "profile", "logs", "diagnose", "track", "report"])
+@pytest.mark.parametrize(
+    "verb", ["show", "metrics", "report", "stop", "stacks", "profile", "logs", "diagnose", "track"]
+)
 def test_errors_about_hostile_names(ended: Storage, tmp_path: Path, verb: str) -> None:
     for run in ("evil-unknown", f"no{HOSTILE_NAME}", f"./{HOSTILE_NAME}"):
         text = shown_by(tmp_path, verb, run)
@@ -197,6 +203,34 @@ def test_kubernetes_manifests_and_errors_with_hostile_names(tmp_path: Path) -> N
         check_no_line_is_forged(
             shown_by(tmp_path, "k8s", "render", script, "--image", "i", "--storage", storage, "--name", "n")
         )
+
+
+def test_the_doctor_on_a_storage_with_a_hostile_name(place: Storage, tmp_path: Path) -> None:
+    storage = Path(_path(place)) / HOSTILE_NAME
+    storage.mkdir(parents=True)
+    text = shown_by(tmp_path, "doctor", "--storage", storage)
+    assert "evil" in text
+    check_no_line_is_forged(text)
+
+
+def test_gc_of_hostile_runs(ended: Storage, going: Storage, place: Storage, tmp_path: Path) -> None:
+    for options in ((), ("--json",)):
+        text = shown_by(tmp_path, "gc", _path(place), *options)
+        assert "evil" in text
+        check_no_line_is_forged(text)
+
+
+def test_migrate_of_programs_with_hostile_names(tmp_path: Path) -> None:
+    folder = tmp_path / HOSTILE_NAME
+    folder.mkdir()
+    (folder / f"a{HOSTILE_NAME[:40]}.py").write_bytes(
+        b"from ray import train \x0c# \x1b[2Jevil\nimport ray.x\n"
+    )
+    (folder / f"b{HOSTILE_NAME[:40]}.py").write_text("evil code")
+    for options in ((), ("--json",)):
+        text = shown_by(tmp_path, "migrate", folder, *options)
+        assert "evil" in text
+        check_no_line_is_forged(text)
 
 
 def _path(run: Storage) -> str:
@@ -214,8 +248,8 @@ def test_every_verb_is_tried_here() -> None:
     # "run" opens no run directory that it was given: all that it shows is of the run that it makes.
     # "ui" prints nothing of a run; tests/ui look at its replies.
     assert verbs - {"run", "ui"} == {
-        "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "trace", "k8s",
-        "report",
+        "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "doctor", "gc",
+        "metrics", "migrate", "report", "trace", "k8s",
     }  # fmt: skip
 
 
@@ -223,7 +257,7 @@ def test_only_one_module_of_the_command_line_prints() -> None:
     folder = Path(powertrain.cli.__path__[0])
     past = [
         f"{path.name}:{node.lineno}: {ast.unparse(node.func)}"
-        for path in folder.glob("*.py")
+        for path in folder.rglob("*.py")
         if path.name != "output.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)

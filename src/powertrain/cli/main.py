@@ -11,9 +11,13 @@ import typer
 from powertrain.cli.common.output import print_line, print_message
 from powertrain.cli.compare import compare
 from powertrain.cli.diagnose import diagnose
+from powertrain.cli.doctor.verb import doctor
+from powertrain.cli.gc.verb import gc
 from powertrain.cli.k8s import k8s
 from powertrain.cli.logs import logs
 from powertrain.cli.ls import ls
+from powertrain.cli.metrics.verb import metrics
+from powertrain.cli.migrate.verb import migrate
 from powertrain.cli.pages.report import report
 from powertrain.cli.pages.ui import ui
 from powertrain.cli.profile import profile
@@ -37,6 +41,7 @@ app = typer.Typer(
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(ls)
 app.command()(show)
+app.command()(metrics)
 app.command()(ui)
 app.command()(report)
 app.command()(logs)
@@ -47,6 +52,9 @@ app.command()(resize)
 app.command()(diagnose)
 app.command()(compare)
 app.command()(track)
+app.command()(doctor)
+app.command()(gc)
+app.command()(migrate)
 app.add_typer(trace, name="trace")
 app.add_typer(k8s, name="k8s")
 

@@ -75,9 +75,30 @@ def removed_at_the_end(directory: Path, *others: str) -> Iterator[None]:
         locks.let_go(_held.pop(directory))
 
 
+def find_abandoned(root: Path) -> list[Path]:
+    """Return the runtime directories in ``root`` that are this user's and that no process holds."""
+    if not root.is_dir():
+        return []
+    with locks.locked_directory(root):  # one that is just being made is not locked yet
+        return [entry for entry in _unheld(root) if entry.lstat().st_uid == os.geteuid()]
+
+
+def remove_abandoned(root: Path) -> None:
+    """Remove what :func:`find_abandoned` returns."""
+    if root.is_dir():
+        with locks.locked_directory(root):
+            _sweep(root)
+
+
 def _sweep(root: Path) -> None:
     """Remove the runtime directories in ``root`` that are this user's and that no process holds."""
-    for entry in root.iterdir():
+    for entry in _unheld(root):
+        remove_quietly(entry, owner=os.geteuid())
+
+
+def _unheld(root: Path) -> Iterator[Path]:
+    """Yield the directories of runs that no process holds; each is locked while it is handled."""
+    for entry in sorted(root.iterdir()):
         owner = entry.name.rsplit("-", 2)[1:2]
         if not (owner and owner[0].isdigit()):
             continue
@@ -85,6 +106,6 @@ def _sweep(root: Path) -> None:
             descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_quietly(entry, owner=os.geteuid())
+                yield entry
             finally:
                 os.close(descriptor)

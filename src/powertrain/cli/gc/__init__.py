@@ -1,0 +1,1 @@
+"""``powertrain gc``: checkpoints beyond retention, and what killed runs left behind."""

@@ -1,0 +1,1 @@
+"""``powertrain metrics``: the metrics of a run as a table, curves, CSV or JSON."""
