@@ -40,10 +40,7 @@ REFUSED = {
     "skip_paths": "name the files to read in paths",
     "stratify": "split each class with filter() and train_test_split(), then use union()",
     "tf_schema": "types follow from the values; use map_batches() to change them",
-    "fileselect": "select the columns with select_columns()",
-    "filerename": "rename the columns with rename_columns()",
     "_collate_fn": "use map_batches(), or iter_torch_batches(collate_fn=...)",
-    "shard_keys": "the query runs once; the rows are kept in files of this machine",
     "validate_schemas": "columns are always checked",
 }
 
