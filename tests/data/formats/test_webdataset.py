@@ -20,7 +20,7 @@ from tests.data.formats.reading_all import everything, fingerprint, ids_of_ranks
 
 from powertrain import data
 from powertrain.data.sources.files.files import file_paths
-from powertrain.data.sources.formats.tar_samples import Selection
+from powertrain.data.sources.formats.tar_samples import TarSelection
 from powertrain.data.sources.formats.webdataset import WebDatasetSource
 from powertrain.errors import DataError, NotSupportedError
 
@@ -139,7 +139,7 @@ def test_samples_are_never_cut(
     ]
     path = tmp_path_factory.mktemp("cut") / "s.tar"
     path.write_bytes(tar_of(members, form))
-    source = WebDatasetSource(file_paths(str(path), None), selection=Selection(), block_bytes=block_bytes)
+    source = WebDatasetSource(file_paths(str(path), None), selection=TarSelection(), block_bytes=block_bytes)
     found = everything(source)
     assert [row["__key__"] for row in found] == keys
     assert [row["txt"] for row in found] == ["txt" * len(key) for key in keys]
@@ -157,7 +157,7 @@ def test_arrays_of_several_shapes_are_lists_also_across_blocks(tmp_path: Path) -
     members = [(f"{number}.npy", npy(np.ones((1 + number // 6, 2), np.int32))) for number in range(12)]
     path = tmp_path / "s.tar"
     path.write_bytes(tar_of(members))
-    source = WebDatasetSource(file_paths(str(path), None), selection=Selection(), block_bytes=4000)
+    source = WebDatasetSource(file_paths(str(path), None), selection=TarSelection(), block_bytes=4000)
     assert len(source.inspect().blocks) > 2
     assert source.inspect().schema.field("npy").type == pa.list_(pa.list_(pa.int32()))
     assert [len(row["npy"]) for row in everything(source)] == [1] * 6 + [2] * 6

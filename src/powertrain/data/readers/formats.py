@@ -99,7 +99,7 @@ def read_webdataset(
         powertrain.data.read_webdataset("data/shard-*.tar", suffixes=["jpg", "cls"])
     """
     from powertrain.data.sources.files.files import file_paths
-    from powertrain.data.sources.formats.tar_samples import Selection
+    from powertrain.data.sources.formats.tar_samples import TarSelection
     from powertrain.data.sources.formats.webdataset import WebDatasetSource
 
     steps = [] if decoder is None else decoder if isinstance(decoder, list) else [decoder]
@@ -115,7 +115,7 @@ def read_webdataset(
             f"read_webdataset(decoder={arguments.shown(decoder)}) is not valid. Give True, None, a function, or a list "
             "with True first and then functions."
         )
-    selection = Selection(
+    selection = TarSelection(
         _names("fileselect", fileselect), _functions("filerename", filerename), _names("suffixes", suffixes)
     )
     options = file_options("read_webdataset", ray_arguments, hive=False)

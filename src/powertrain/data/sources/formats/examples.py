@@ -183,6 +183,22 @@ _ENCODERS: Mapping[str, Any] = {
 }
 
 
+#: TensorFlow's numbers of the types of a TensorProto.
+_TENSOR_TYPES = {
+    "float32": 1, "float64": 2, "int32": 3, "uint8": 4, "int16": 5, "int8": 6, "int64": 9, "bool": 10, "uint16": 17,
+    "float16": 19, "uint32": 22, "uint64": 23,
+}  # fmt: skip
+
+
+def encode_tensor(array: Any) -> bytes:
+    """Return an array as a serialized TensorProto, which ``tf.io.parse_tensor`` reads."""
+    array = np.ascontiguousarray(array)
+    sizes = b"".join(_part(2, _as_varint(1 << 3 | _VARINT) + _as_varint(size)) for size in array.shape)
+    kind = _as_varint(1 << 3 | _VARINT) + _as_varint(_TENSOR_TYPES[array.dtype.name])
+    content = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    return kind + _part(2, sizes) + _part(4, content)
+
+
 def _as_varint(value: int) -> bytes:
     if value < 0x80:
         return struct.pack("B", value)

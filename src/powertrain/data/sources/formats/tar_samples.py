@@ -25,7 +25,7 @@ Patterns = Sequence[str] | Callable[[str], bool] | None
 
 
 @dataclass(frozen=True)
-class Selection:
+class TarSelection:
     """Which members are read, under which names: Ray Data's arguments."""
 
     fileselect: Patterns = None
@@ -55,7 +55,7 @@ def matches(name: str, patterns: Patterns) -> bool:
 
 
 @dataclass(frozen=True)
-class Member:
+class TarMember:
     """A regular file in a tar archive: the offset of its header, its key and extension, its bytes."""
 
     offset: int
@@ -64,12 +64,12 @@ class Member:
     content: bytes
 
 
-def whole_members(data: bytes, selection: Selection) -> tuple[list[Member], int, str]:
+def whole_members(data: bytes, selection: TarSelection) -> tuple[list[TarMember], int, str]:
     """Return the members in ``data``, the offset behind the last whole one, and what is wrong there, "" for nothing.
 
     Members without a dot in their name, directories and links are left out.
     """
-    found: list[Member] = []
+    found: list[TarMember] = []
     end = 0
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:", errorlevel=2) as archive:
@@ -101,7 +101,7 @@ def _is_broken(data: bytes, place: int) -> bool:
     return False
 
 
-def _members(archive: tarfile.TarFile, info: tarfile.TarInfo, selection: Selection) -> Iterator[Member]:
+def _members(archive: tarfile.TarFile, info: tarfile.TarInfo, selection: TarSelection) -> Iterator[TarMember]:
     if not info.isreg():
         return
     name = selection.renamed(info.name)
@@ -109,10 +109,10 @@ def _members(archive: tarfile.TarFile, info: tarfile.TarInfo, selection: Selecti
     if split is None or not matches(name, selection.fileselect):
         return
     opened = archive.extractfile(info)
-    yield Member(info.offset, split[1], split[2], b"" if opened is None else opened.read())
+    yield TarMember(info.offset, split[1], split[2], b"" if opened is None else opened.read())
 
 
-def samples(members: Sequence[Member], selection: Selection) -> list[tuple[str, dict[str, bytes]]]:
+def samples(members: Sequence[TarMember], selection: TarSelection) -> list[tuple[str, dict[str, bytes]]]:
     """Return (key, contents by extension) of each sample."""
     found: list[tuple[str, dict[str, bytes]]] = []
     for member in members:

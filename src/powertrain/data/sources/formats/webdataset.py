@@ -15,8 +15,8 @@ from powertrain.data.sources.files.text import BLOCK_BYTES, TextSource, key_of
 from powertrain.data.sources.files.text_types import wider
 from powertrain.data.sources.formats.tar_samples import (
     IMAGES,
-    Member,
-    Selection,
+    TarMember,
+    TarSelection,
     decoded,
     has_broken_header,
     samples,
@@ -47,7 +47,7 @@ class WebDatasetSource(TextSource):
         self,
         paths: FilePaths,
         *,
-        selection: Selection,
+        selection: TarSelection,
         decodes: bool = True,
         expands_json: bool = False,
         include_paths: bool = False,
@@ -169,7 +169,7 @@ def _ending(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _start_of_last(members: Sequence[Member]) -> int:
+def _start_of_last(members: Sequence[TarMember]) -> int:
     """Return the offset of the first member of the last sample."""
     place = len(members) - 1
     while place > 0 and members[place - 1].key == members[-1].key:
