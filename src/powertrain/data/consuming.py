@@ -226,7 +226,7 @@ class PlanReader:
         on: str | None,
         **layout: Any,
     ) -> None:
-        """Write all rows to files: see :meth:`powertrain.data.Dataset.write_parquet`. ``write_files`` takes ``layout``."""
+        """Write all rows to files: see ``Dataset.write_parquet``; ``write_files`` takes ``layout``."""
         from powertrain.data.output.writing import write_files
 
         with closing(self.tables(checked_place(on))) as tables:
