@@ -226,7 +226,7 @@ def test_rows_go_into_a_database_all_or_none(tmp_path: Path) -> None:
     assert rows_of(data.read_sql("SELECT * FROM t ORDER BY id", connect)) == rows
     for wrong in (("", connect), ("INSERT", 3)):
         with pytest.raises(DataError, match="Give a"):
-            data.range(1).write_sql(*wrong)  # type: ignore[arg-type]
+            data.range(1).write_sql(*wrong)
 
 
 # --------------------------------------------------------------------------- partitions

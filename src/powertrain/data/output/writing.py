@@ -87,6 +87,7 @@ def write_files(
             "to them. Choose another directory, or mode='append' or 'overwrite'."
         )
     stamp = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S.%f}-{secrets.token_hex(3)}"
+    pieces: Iterable[pa.Table]
     if rows_are_files:
         pieces = (table.slice(row, 1) for table in tables for row in range(table.num_rows))
     else:

@@ -41,7 +41,7 @@ def partitions(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple[str, p
         return
     encoded = names.dictionary_encode().combine_chunks()
     codes = encoded.indices.to_numpy()
-    sorted_rows = table.drop_columns(list(columns)).take(pa.array(np.argsort(codes, kind="stable")))
+    sorted_rows = table.drop_columns(list(columns)).take(np.argsort(codes, kind="stable"))
     ends = np.cumsum(np.bincount(codes))
     for directory, end, rows in zip(encoded.dictionary.to_pylist(), ends, np.bincount(codes), strict=True):
         yield directory, sorted_rows.slice(int(end - rows), int(rows))

@@ -80,7 +80,7 @@ def _values(column: Any, kind: str, name: str) -> list[Any]:
         return [array.tolist() for array in arrays]
     if _pt.is_null(column.type):
         return [None] * len(column)
-    rows = column.to_pylist()
+    rows: list[Any] = column.to_pylist()
     if not _is_list(column.type):
         rows = [None if value is None else [value] for value in rows]
     if kind == "bytes":

@@ -68,7 +68,7 @@ def crc32c_of_all(strings: Sequence[bytes | memoryview]) -> Any:
     found = np.zeros(len(strings), np.uint32)
     lengths = np.fromiter((len(each) for each in strings), np.int64, len(strings))
     for place in np.flatnonzero(lengths < 4):
-        found[place] = crc32c(bytes(strings[place]))
+        found[place] = crc32c(bytes(strings[int(place)]))
     # Strings of similar lengths are rows of one array, with zeros before them.
     widths = np.int64(1) << np.ceil(np.log2(np.maximum(lengths, 4))).astype(np.int64)
     for width in np.unique(widths[lengths >= 4]):
@@ -76,7 +76,7 @@ def crc32c_of_all(strings: Sequence[bytes | memoryview]) -> Any:
         step = max(1, _TOGETHER // int(width))
         for first in range(0, len(places), step):
             chosen = places[first : first + step]
-            found[chosen] = _of_one_width([strings[place] for place in chosen], int(width))
+            found[chosen] = _of_one_width([strings[int(place)] for place in chosen], int(width))
     return found
 
 
@@ -90,7 +90,7 @@ def _of_one_width(strings: Sequence[bytes | memoryview], width: int) -> Any:
     piece = min(width, _PIECE)
     table = _byte_table()
     columns = np.ascontiguousarray(rows.reshape(-1, piece).T)
-    checksums = np.zeros(columns.shape[1], np.uint32)
+    checksums: Any = np.zeros(columns.shape[1], np.uint32)
     for column in columns:
         checksums = table[(checksums ^ column) & 0xFF] ^ (checksums >> np.uint32(8))
     checksums = checksums.reshape(len(strings), -1)

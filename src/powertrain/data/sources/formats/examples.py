@@ -40,7 +40,8 @@ def decode_example(data: bytes) -> dict[str, Feature]:
 
 
 def _entry(data: bytes, start: int, stop: int) -> tuple[str, Feature]:
-    name, feature = "", ("", [])
+    name = ""
+    feature: Feature = ("", [])
     for number, wire, first, last in _fields(data, start, stop):
         if (number, wire) == (1, _LENGTH):
             try:

@@ -126,7 +126,8 @@ class _Opened:
     """An open ORC file, as a context manager."""
 
     def __init__(self, file: DataFile, filesystem: Any) -> None:
-        self._file, self._filesystem, self._stream = file, filesystem, None
+        self._file, self._filesystem = file, filesystem
+        self._stream: Any = None
 
     def __enter__(self) -> Any:
         from pyarrow import orc

@@ -20,7 +20,7 @@ from powertrain.data.sources.formats.crc32c import crc32c, crc32c_of_all, masked
 from powertrain.data.sources.formats.examples import ExampleError, Feature, decode_example
 from powertrain.errors import DataError
 
-_TYPES = {"bytes": pa.binary(), "float": pa.float32(), "int": pa.int64(), "": pa.null()}
+_TYPES: dict[str, Any] = {"bytes": pa.binary(), "float": pa.float32(), "int": pa.int64(), "": pa.null()}
 #: The length of a record and its checksum, before its bytes; another checksum is behind them.
 _HEAD, _TAIL = 12, 4
 
@@ -131,7 +131,7 @@ def _decoded(record: bytes, place: int) -> dict[str, Feature]:
         ) from error
 
 
-def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+def _wider(one: Any, other: Any) -> Any:
     """Return the type that values of both fit: lists where one is a list; None where there is none."""
     lists = [pa.types.is_list(each) for each in (one, other)]
     values = [each.value_type if is_list else each for each, is_list in zip((one, other), lists, strict=True)]
@@ -165,11 +165,11 @@ def _column(features: Sequence[Feature | None], kind: Any, name: str) -> Any:
     lengths = np.array([0 if feature is None else len(feature[1]) for feature in features], np.int64)
     if lengths.sum() >= 2**31:
         raise ValueError(f"the feature {name!r} has more than 2**31 values in one block")
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+    offsets: Any = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     there = [feature[1] for feature in features if feature is not None and len(feature[1])]
     if pa.types.is_floating(kind.value_type) and there:
         flat = pa.array(np.concatenate([np.asarray(each, np.float32) for each in there]))
     else:
         flat = pa.array([value for each in there for value in each], kind.value_type)
-    missing = pa.array([feature is None for feature in features], pa.bool_())
+    missing: Any = pa.array([feature is None for feature in features], pa.bool_())
     return pa.ListArray.from_arrays(offsets, flat, mask=missing)
