@@ -656,16 +656,18 @@ def test_an_editor_is_shown_the_arguments_of_a_config(config: Any) -> None:
     assert list(inspect.signature(config).parameters) == [field.name for field in dataclasses.fields(config)]
 
 
-def test_a_data_config_with_a_configure_of_its_own_is_refused_with_what_to_do_instead() -> None:
+def test_a_data_config_may_have_a_constructor_and_a_configure_of_its_own() -> None:
     class Halved(DataConfig):
-        def __init__(self) -> None:
-            """Sets nothing, as a program does that leaves the work to configure()."""
+        def __init__(self, share: float) -> None:
+            """Sets nothing of the base, as a program does that leaves the work to configure()."""
+            self.share = share
 
         def configure(self, datasets: Any, world_size: int, *_: Any, **__: Any) -> list[dict[str, Any]]:
             return [datasets for _ in range(world_size)]
 
-    with pytest.raises(ConfigError, match=r"Halved\.configure\(\) would not be called.*datasets_to_split"):
-        Halved()
+    config = Halved(share=0.5)
+    assert (config.share, config.datasets_to_split, config.is_split("train")) == (0.5, "all", True)
+    assert DataConfig.default_ingest_options().resource_limits.object_store_memory is None
 
 
 def test_the_storage_root_is_as_given_else_from_the_environment_else_the_default(

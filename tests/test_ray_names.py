@@ -50,8 +50,6 @@ MODULES = {
 _TUNE = "converts to a placement group of Ray Tune, which a run here never is"
 _TELEMETRY = "describes a backend to the telemetry of Ray, which is not collected here"
 _BACKENDS = "a hook of the frameworks that Ray itself has; a backend here has on_start and on_training_start"
-_INGEST = "divides datasets of Ray Data into streams, which is done here without it; a subclass with its own is refused"
-_OPTIONS = "the options of Ray Data's executor, which are set in its DataContext"
 _PREPROCESSORS = "preprocessors of Ray Data are not supported; apply them to the dataset with map_batches"
 _CONTEXTS = "the base class or a variant of TrainContext, which users never name"
 #: What has no counterpart, and why: "name", "Class.member" or "function(parameter)".
@@ -70,8 +68,6 @@ LEFT_OUT = {
             ("train_func_context", _BACKENDS),
         )
     },
-    "DataConfig.configure": _INGEST,
-    "DataConfig.default_ingest_options": _OPTIONS,
     "RunConfig.storage_context": "the storage of a run is get_context().get_storage() and Result.filesystem",
     "RayTrainCallback": "the empty base class of Ray's internal callbacks; users derive from UserCallback",
     "TorchCheckpoint.set_preprocessor": _PREPROCESSORS,

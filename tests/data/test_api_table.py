@@ -26,7 +26,7 @@ from powertrain.data.options.refused import (
     ITERATOR_METHODS,
     METHODS,
 )
-from powertrain.data.options.scheduling import REFUSED, SCHEDULING
+from powertrain.data.options.scheduling import REFUSED, SCHEDULING, WRITER_ARGUMENTS
 from powertrain.data.options.strategies import processes_of
 from powertrain.data.shard import DataShard
 from powertrain.errors import ArgumentError, DataError, MissingMemberError, NotSupportedError, PowertrainError
@@ -76,7 +76,7 @@ def state_of(owner: Any, name: str, argument: str) -> str:
         return "works"
     if not any(found.kind is found.VAR_KEYWORD for found in ours.values()):
         return ""
-    if argument in FILE_ARGUMENTS or argument == "num_rows_per_file" or name in HANDED_ON:
+    if argument in FILE_ARGUMENTS or argument in WRITER_ARGUMENTS or name in HANDED_ON:
         return "works"
     return "accepted" if argument in SCHEDULING else "refused" if argument in REFUSED else ""
 
@@ -261,7 +261,8 @@ def test_strategies_are_numbers_of_processes(concurrency: Any, compute: Any, pro
             NotSupportedError,
             "detected by their ending",
         ),
-        (lambda: data.range(3).write_parquet("x", partition_cols=["id"]), NotSupportedError, "filter"),
+        (lambda: data.range(3).write_parquet("x", filename_provider=3), NotSupportedError, "rename them"),
+        (lambda: data.range(3).write_parquet("x", arrow_parquet_args_fn=3), DataError, "cannot be called"),
         (lambda: data.range(3).write_json("x", orient="records"), ArgumentError, "unexpected keyword"),
         (lambda: data.range(3).repartition(2, keys=["id"]), NotSupportedError, "first"),
         (lambda: data.range(3).train_test_split(0.5, stratify="id"), NotSupportedError, "union"),

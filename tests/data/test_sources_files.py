@@ -130,10 +130,9 @@ def test_no_files_is_said_with_what_was_looked_for_and_what_is_there(
     assert not [word for word in words if word not in str(caught.value)], caught.value
 
 
-def test_a_file_that_is_meant_twice_is_refused(tmp_path: Path) -> None:
-    put(tmp_path, "1.csv")
-    with pytest.raises(DataError, match=r"1\.csv' is named by several of the given paths.*union"):
-        names([tmp_path, tmp_path / "1.csv"])
+def test_a_file_that_is_named_twice_is_read_twice(tmp_path: Path) -> None:
+    put(tmp_path, "1.csv", "2.csv")
+    assert names([tmp_path, tmp_path / "1.csv"]) == ["1.csv", "1.csv", "2.csv"]
 
 
 @pytest.mark.parametrize("paths", [[], "", [3], ["a", ""]])

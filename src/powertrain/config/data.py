@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +20,7 @@ from powertrain.config.checks import (
     optional,
     whole,
 )
-from powertrain.errors import ConfigError
+from powertrain.config.execution import ExecutionOptions
 from powertrain.text.reprs import short_repr as _short
 
 #: The default dataset of ``get_dataset_shard``.
@@ -50,21 +50,15 @@ _ConfigT = TypeVar("_ConfigT", bound="_DataConfigBase")
 
 
 class _DataConfigBase(Config):
-    """Base that refuses subclasses which divide datasets themselves.
+    """Base that lets subclasses have a constructor of their own, as those of Ray Train's users do.
 
     A class of its own: beside the ``__init__`` of a dataclass, ``__new__`` would hide its arguments from editors.
     """
 
     def __new__(cls: type[_ConfigT], *args: Any, **kwargs: Any) -> _ConfigT:
-        """Raise :class:`ConfigError` for a subclass with a ``configure()`` of its own, which would never be called."""
-        # Here and not among the checks, because a subclass's __init__ need not call this one.
-        if hasattr(cls, "configure"):
-            raise ConfigError(
-                f"{cls.__name__}.configure() would not be called: datasets are divided among the ranks without it, "
-                "each row once per epoch for any number of workers, so change the datasets before they are given to "
-                "the trainer (datasets={'train': dataset.map_batches(...)}), name those to divide in "
-                "DataConfig(datasets_to_split=[...]), and remove configure()."
-            )
+        """Check the arguments, unless a subclass has its own."""
+        if cls.__init__ is not DataConfig.__init__:
+            return object.__new__(cls)
         return super().__new__(cls, *args, **kwargs)
 
 
@@ -117,6 +111,45 @@ class DataConfig(_DataConfigBase):
     """True writes a ``ray.data.Dataset`` once, as Parquet, into the run's storage and reads it from there: every row
     exactly once per epoch, and exact resumption, on any engine. False streams it from Ray while training (engine "ray"
     only). Datasets of this package are read in place in any case."""
+
+    def configure(
+        self,
+        datasets: Mapping[str, Any],
+        world_size: int,
+        worker_handles: Any = None,
+        worker_node_ids: Any = None,
+        **kwargs: Any,
+    ) -> list[dict[str, Any]]:
+        """Return the iterators of each rank, for subclasses that divide datasets in another way.
+
+        A run calls it once, with the largest number of ranks, and reads from the result which rows are divided: each of
+        them comes once per epoch at any number of ranks, also where ``streaming_split`` would leave rows out.
+
+        Args:
+            datasets: The datasets of the trainer, by name.
+            world_size: The number of ranks.
+            worker_handles: None here.
+            worker_node_ids: A name for each rank's node, for ``locality_hints``; without effect.
+            **kwargs: Further arguments of later versions.
+
+        Returns:
+            A dict of iterators by name for each rank: those of ``streaming_split(world_size)``, or ``iterator()`` for
+            all rows on each.
+        """
+        found: list[dict[str, Any]] = [{} for _ in range(world_size)]
+        for name, dataset in datasets.items():
+            if self.is_split(name):
+                iterators = dataset.streaming_split(world_size, equal=True, locality_hints=worker_node_ids)
+            else:
+                iterators = [dataset.iterator() for _ in range(world_size)]
+            for rank, iterator in zip(found, iterators, strict=True):
+                rank[name] = iterator
+        return found
+
+    @staticmethod
+    def default_ingest_options() -> ExecutionOptions:
+        """Return options of an execution with Ray Data's defaults, to change and to pass as ``execution_options``."""
+        return ExecutionOptions()
 
     def is_split(self, dataset: str) -> bool:
         """Return whether each rank gets its own part of this dataset.

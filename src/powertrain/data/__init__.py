@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from powertrain.data.options.seeds import FileShuffleConfig, RandomSeedConfig
     from powertrain.data.options.strategies import ActorPoolStrategy, TaskPoolStrategy
     from powertrain.data.output.writing import SaveMode
+    from powertrain.data.readers.databases import read_sql
+    from powertrain.data.readers.formats import read_orc, read_tfrecords, read_webdataset
     from powertrain.data.reading import (
         from_arrow,
         from_blocks,
@@ -63,6 +65,8 @@ _HOMES = {
         "read_source",
         "read_text",
     ),
+    "powertrain.data.readers.databases": ("read_sql",),
+    "powertrain.data.readers.formats": ("read_orc", "read_tfrecords", "read_webdataset"),
     "powertrain.data.shard": ("DataShard",),
     "powertrain.data.iterators.alone": ("DatasetIterator",),
     "powertrain.data.methods.combining": ("MixStoppingCondition",),
@@ -108,9 +112,13 @@ __all__ = [
     "read_images",
     "read_json",
     "read_numpy",
+    "read_orc",
     "read_parquet",
     "read_source",
+    "read_sql",
     "read_text",
+    "read_tfrecords",
+    "read_webdataset",
     "collate_fn",
     "datasource",
     "datatype",

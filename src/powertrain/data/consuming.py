@@ -222,10 +222,11 @@ class PlanReader:
         mode: str,
         filesystem: Any,
         min_rows_per_file: int | None,
-        max_rows_per_file: int | None,
+        max_rows_per_file: int | None = None,
         on: str | None,
+        **layout: Any,
     ) -> None:
-        """Write all rows to files: see :meth:`powertrain.data.Dataset.write_parquet`."""
+        """Write all rows to files: see ``Dataset.write_parquet``; ``write_files`` takes ``layout``."""
         from powertrain.data.output.writing import write_files
 
         with closing(self.tables(checked_place(on))) as tables:
@@ -240,6 +241,7 @@ class PlanReader:
                 filesystem=filesystem,
                 min_rows_per_file=min_rows_per_file,
                 max_rows_per_file=max_rows_per_file,
+                **layout,
             )
 
     def materialize(

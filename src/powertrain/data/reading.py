@@ -103,13 +103,13 @@ def read_parquet(
     chosen = None if columns is None else _names(columns)
     include_paths = arguments.flag("include_paths", include_paths)
     if filter is None:
-        return _ordered(ParquetSource(found, chosen, include_paths=include_paths), options)
+        return ordered(ParquetSource(found, chosen, include_paths=include_paths), options)
     whole = ParquetSource(found, include_paths=include_paths)
     kept = FilteredSource(whole, _expression(filter))
-    return _ordered(kept if chosen is None else ProjectedSource(kept, chosen), options)
+    return ordered(kept if chosen is None else ProjectedSource(kept, chosen), options)
 
 
-def _ordered(source: Source, options: FileOptions) -> Dataset:
+def ordered(source: Source, options: FileOptions) -> Dataset:
     """Return a dataset of files, shuffled where the options of the reader say so."""
     dataset = _dataset(source)
     return dataset.random_shuffle(seed=options.seed) if options.is_shuffled else dataset
@@ -186,7 +186,7 @@ def read_csv(
         "convert_options", convert_options, csv.ConvertOptions, "a pyarrow.csv.ConvertOptions"
     )
     options = file_options("read_csv", ray_arguments)
-    return _ordered(
+    return ordered(
         CsvSource(
             file_paths(paths, file_extensions, filesystem=filesystem, options=options),
             read_options=read_options,
@@ -242,7 +242,7 @@ def read_json(
     options = file_options("read_json", ray_arguments)
     found = file_paths(paths, file_extensions, usual=_JSON_EXTENSIONS, filesystem=filesystem, options=options)
     source = JsonSource(found, lines=lines, parse_options=parse_options, include_paths=include_paths)
-    return _ordered(source, options)
+    return ordered(source, options)
 
 
 def read_images(
@@ -288,7 +288,7 @@ def read_images(
     )
     options = file_options("read_images", ray_arguments, hive=False)
     found = file_paths(paths, file_extensions, usual=IMAGE_EXTENSIONS, filesystem=filesystem, options=options)
-    return _ordered(ImageSource(found, size=size, mode=mode, include_paths=include_paths), options)
+    return ordered(ImageSource(found, size=size, mode=mode, include_paths=include_paths), options)
 
 
 def read_text(
@@ -336,7 +336,7 @@ def read_text(
         drop_empty_lines=arguments.flag("drop_empty_lines", drop_empty_lines),
         include_paths=arguments.flag("include_paths", include_paths),
     )
-    return _ordered(source, options)
+    return ordered(source, options)
 
 
 def read_binary_files(
@@ -371,7 +371,7 @@ def read_binary_files(
 
     options = file_options("read_binary_files", ray_arguments, hive=False)
     found = file_paths(paths, file_extensions, filesystem=filesystem, options=options)
-    return _ordered(
+    return ordered(
         BinaryFilesSource(found, include_paths=arguments.flag("include_paths", include_paths)), options
     )
 
@@ -416,7 +416,7 @@ def read_numpy(
         )
     options = file_options("read_numpy", ray_arguments, hive=False)
     found = file_paths(paths, file_extensions, usual=["npy"], filesystem=filesystem, options=options)
-    return _ordered(NumpySource(found, include_paths=arguments.flag("include_paths", include_paths)), options)
+    return ordered(NumpySource(found, include_paths=arguments.flag("include_paths", include_paths)), options)
 
 
 # --------------------------------------------------------------------------- sources of other packages

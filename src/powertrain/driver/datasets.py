@@ -13,6 +13,7 @@ from powertrain.text.errors import describe_error
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.manifest import Manifest
+    from powertrain.config.data import DataConfig
     from powertrain.data.dataset import Dataset
     from powertrain.data.plan.prepared import Prepared
     from powertrain.driver.request import TrainRequest
@@ -95,6 +96,12 @@ def prepare_data(
         return {}
     from powertrain.data.plan.prepare import prepare
 
+    own = _configured(request)
+    if own is not None:
+        prepared = prepare(own[0], own[1], seed, os.path.join(cache, "rows"))
+        if checkpoint is not None:
+            request.remarks += about_changed_data(prepared, checkpoint, request.data.on_change)
+        return prepared
     streamed = request.streamed_datasets
     request.remarks += [about_stream(name, request.data.is_split(name)) for name in streamed]
     read = {
@@ -106,6 +113,15 @@ def prepare_data(
     if checkpoint is not None:
         request.remarks += about_changed_data(prepared, checkpoint, request.data.on_change)
     return prepared
+
+
+def _configured(request: TrainRequest) -> tuple[dict[str, Dataset], DataConfig] | None:
+    """Return the datasets as the user's own ``DataConfig.configure()`` divides them; None where there is none."""
+    from powertrain.data.iterators.configured import configured, has_own_configure
+
+    if not has_own_configure(request.data):
+        return None
+    return configured(request.data, request.datasets, request.worker_bounds[1])
 
 
 def _in_storage(request: TrainRequest, name: str, dataset: Any, storage: Storage) -> Dataset:
@@ -125,7 +141,8 @@ def prepare_like_rank_zero(request: TrainRequest, place: Place) -> dict[str, Pre
     if place.local_rank == 0:
         sweep_data_caches(place.data.cache)
     own = os.path.join(place.data.cache, f"rows-{place.rank}")
-    prepared = prepare(request.datasets, request.data, place.data.seed, own)
+    datasets, config = _configured(request) or (request.datasets, request.data)
+    prepared = prepare(datasets, config, place.data.seed, own)
     for name, found in prepared.items():
         if found.fingerprint != place.data.fingerprints.get(name):
             raise DataError(

@@ -10,6 +10,7 @@ from powertrain.data.consuming import PlanReader
 from powertrain.data.iterators.shard_methods import ShardMethods
 from powertrain.data.loading.loader import budgets_alone
 from powertrain.data.loading.scratch import Scratch
+from powertrain.data.plan.plan import Plan
 from powertrain.data.plan.prepared import Prepared, prepare_alone
 from powertrain.data.splitting import limit_rows
 from powertrain.text.loggers import module_logger
@@ -41,6 +42,8 @@ class DatasetIterator(ShardMethods):
             **budgets_alone(prepared, scratch.path, count),
         )
         self._given = (prepared, number, count, make_dataset)
+        #: The rows that are shared, also those that ``equal`` leaves out.
+        self.plan: Plan = prepared.inspected.plan
         # No other rank waits for this one: a step without rows is left out, and no row comes twice.
         self._reader.open.scratch, self._reader.stays_in_step = scratch, False
         self._reader.is_alone = True
@@ -48,6 +51,21 @@ class DatasetIterator(ShardMethods):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (DatasetIterator, self._given)
+
+    @property
+    def number(self) -> int:
+        """Which of the iterators it is, from 0."""
+        return self._given[1]
+
+    @property
+    def count(self) -> int:
+        """How many iterators share the rows."""
+        return self._given[2]
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the shared rows."""
+        return self._given[0].fingerprint
 
     def materialize(self) -> Any:
         """Return the rows of the first epoch that come to this iterator, as a dataset in memory."""
@@ -63,4 +81,7 @@ def split_iterators(
         rows = reader.count()
         plan = limit_rows(reader, rows - rows % n)
     prepared = prepare_alone(plan)
-    return [DatasetIterator(prepared, number, n, make_dataset) for number in range(n)]
+    found = [DatasetIterator(prepared, number, n, make_dataset) for number in range(n)]
+    for iterator in found:
+        iterator.plan = reader.plan
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from powertrain.data.methods.combining import CombiningMethods
+from powertrain.data.methods.packing import PackingMethods
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from powertrain.data.iterators.alone import DatasetIterator
 
 
-class IteratorMethods(CombiningMethods):
+class IteratorMethods(PackingMethods):
     """The methods of :class:`powertrain.data.Dataset` that return iterators."""
 
     __slots__ = ()

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from powertrain.data.arguments import column_names, flag, whole
-from powertrain.data.methods.writing import WritingMethods
+from powertrain.data.methods.writing_formats import FormatWritingMethods
 from powertrain.errors import NotSupportedError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class DatasetSummary:
         return self.to_pandas().to_string()
 
 
-class StatisticsMethods(WritingMethods):
+class StatisticsMethods(FormatWritingMethods):
     """The methods of :class:`powertrain.data.Dataset` that aggregate columns."""
 
     __slots__ = ()

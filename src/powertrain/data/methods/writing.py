@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from powertrain.data.arguments import column_names
@@ -18,6 +19,7 @@ class WritingMethods(ReadableDataset):
         self,
         path: str,
         *,
+        partition_cols: Sequence[str] | None = None,
         filesystem: Any = None,
         min_rows_per_file: int | None = None,
         max_rows_per_file: int | None = None,
@@ -29,6 +31,8 @@ class WritingMethods(ReadableDataset):
 
         Args:
             path: The directory, or an address such as "s3://bucket/data".
+            partition_cols: Columns by whose values the files are put into directories "column=value"; reading them adds
+                these columns as text. A file has the rows of one combination of values.
             filesystem: A pyarrow or fsspec file system that ``path`` belongs to.
             min_rows_per_file: The least rows of a file.
             max_rows_per_file: The most rows of a file.
@@ -57,6 +61,7 @@ class WritingMethods(ReadableDataset):
             min_rows_per_file=min_rows_per_file if rows is None else rows,
             max_rows_per_file=max_rows_per_file,
             on=on,
+            partition_cols=() if partition_cols is None else column_names("write_parquet", partition_cols),
         )
 
     def write_csv(
@@ -97,7 +102,6 @@ class WritingMethods(ReadableDataset):
             mode=mode,
             filesystem=filesystem,
             min_rows_per_file=min_rows_per_file if rows is None else rows,
-            max_rows_per_file=None,
             on=on,
         )
 
@@ -140,7 +144,6 @@ class WritingMethods(ReadableDataset):
             mode=mode,
             filesystem=filesystem,
             min_rows_per_file=min_rows_per_file if rows is None else rows,
-            max_rows_per_file=None,
             on=on,
         )
 
@@ -183,6 +186,5 @@ class WritingMethods(ReadableDataset):
             mode=mode,
             filesystem=filesystem,
             min_rows_per_file=min_rows_per_file if rows is None else rows,
-            max_rows_per_file=None,
             on=on,
         )

@@ -16,7 +16,6 @@ _WRITE_ROWS = (
     "write Parquet with write_parquet() and load that there, or send batches of iter_batches() with a client"
 )
 
-_CONVERT = "convert the files once with ray.data.{name}(...).write_parquet(path), then read_parquet(path)"
 _SOURCES = "subclass powertrain.data.sources.base.Source and register it for read_source() (docs/engines.md)"
 
 #: Functions of ``ray.data``, and what to do instead.
@@ -33,10 +32,6 @@ FUNCTIONS: dict[str, str] = {
     "read_videos": "use read_binary_files(paths, include_paths=True) and decode in flat_map(), for example with PyAV",
     "read_lance": "use from_arrow(lance.dataset(uri).to_table()), or write it as Parquet and use read_parquet()",
     "read_delta": "use read_parquet(deltalake.DeltaTable(path).file_uris())",
-    "read_orc": "use from_arrow([pyarrow.orc.read_table(path) for path in paths]), or write it as Parquet",
-    "read_sql": "use from_pandas(pandas.read_sql(sql, connection)), or export large tables to Parquet",
-    "read_tfrecords": _CONVERT,
-    "read_webdataset": _CONVERT,
     "read_datasource": _SOURCES,
     "from_daft": "use from_arrow(df.to_arrow())",
     "from_dask": "use from_pandas(df.compute())",
@@ -78,11 +73,6 @@ METHODS: dict[str, str] = {
     "groupby": "use from_pandas(dataset.to_pandas().groupby(key).agg(...)), or a database for large data",
     "join": "use from_pandas(left.to_pandas().merge(right.to_pandas(), on=...)), or a database for large data",
     "aggregate": "use sum(), min(), max(), mean(), std(), unique() or summary()",
-    "write_images": "save the images in a loop over iter_rows(), with PIL.Image.fromarray(row[column]).save(...)",
-    "write_orc": "use write_parquet()",
-    "write_tfrecords": "use write_parquet(), or ray.data.read_parquet(path).write_tfrecords(...) on its files",
-    "write_webdataset": "use write_parquet(), or ray.data.read_parquet(path).write_webdataset(...) on its files",
-    "write_sql": "use executemany() of the connection in a loop over iter_batches()",
     "write_datasink": "write in a loop over iter_batches(), or use one of the write_...() methods",
     "copy": "a dataset never changes, so it needs no copy",
     "map_batches_internal": "use map_batches()",

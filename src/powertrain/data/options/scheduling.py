@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from powertrain.data.arguments import shown
+from powertrain.data.arguments import keyword_arguments, shown
 from powertrain.data.options.noting import note_without_effect
-from powertrain.errors import ArgumentError, NotSupportedError
+from powertrain.errors import ArgumentError, DataError, NotSupportedError
 
 #: Arguments that only say where and when Ray runs a task. They change no row.
 SCHEDULING = frozenset(
@@ -29,31 +29,44 @@ REFUSED = {
     "filename_provider": "files are named by time and number, so that none is overwritten; rename them afterwards",
     "arrow_open_stream_args": "compressed files are detected by their ending; pass filesystem=... for other settings",
     "arrow_open_file_args": "compressed files are detected by their ending; pass filesystem=... for other settings",
-    "arrow_parquet_args_fn": "pass its result as keyword arguments",
-    "arrow_csv_args_fn": "pass its result as keyword arguments",
     "pandas_json_args_fn": "JSON is written as one object on each line; use map() to change the rows first",
     "pandas_json_args": "JSON is written as one object on each line; use map() to change the rows first",
     "min_bytes_per_file": "give min_rows_per_file",
-    "partition_cols": "write the rows of each value, chosen by filter(), to a directory of their own",
     "tensor_column_schema": "tensors of Ray Data and of Arrow are recognised; use map_batches() for other forms",
     "include_row_hash": "compute it with map_batches()",
     "skip_paths": "name the files to read in paths",
     "stratify": "split each class with filter() and train_test_split(), then use union()",
     "tf_schema": "types follow from the values; use map_batches() to change them",
-    "fileselect": "select the columns with select_columns()",
-    "filerename": "rename the columns with rename_columns()",
     "_collate_fn": "use map_batches(), or iter_torch_batches(collate_fn=...)",
-    "shard_keys": "the query runs once; the rows are kept in files of this machine",
     "validate_schemas": "columns are always checked",
 }
+
+
+#: Arguments of writers that are used: rows of a file, and functions that return arguments of Arrow's writer.
+WRITER_ARGUMENTS = frozenset(
+    {"num_rows_per_file", "arrow_parquet_args_fn", "arrow_csv_args_fn", "arrow_orc_args_fn"}
+)
 
 
 def writer_arguments(method: str, given: Mapping[str, Any], takes_others: bool) -> tuple[dict[str, Any], Any]:
     """Return the arguments of a ``write_...`` method that belong to the file format, and ``num_rows_per_file``."""
     ours = {name for name in given if not takes_others or name in SCHEDULING or name in REFUSED}
     rows = given.get("num_rows_per_file")
+    more: dict[str, Any] = {}
+    # Ray Data takes a function for arguments that cannot be pickled.
+    for name in [
+        name for name in given if takes_others and name in WRITER_ARGUMENTS and given[name] is not None
+    ]:
+        if name != "num_rows_per_file":
+            if not callable(given[name]):
+                raise DataError(
+                    f"{method}({name}={shown(given[name])}) cannot be called. Give a function that returns a dict of "
+                    "arguments."
+                )
+            more.update(keyword_arguments(f"{method}(): the result of {name}", given[name]()))
     take_ray_arguments(method, {name: given[name] for name in ours - {"num_rows_per_file"}})
-    return {name: value for name, value in given.items() if name not in ours | {"num_rows_per_file"}}, rows
+    rest = {name: value for name, value in given.items() if name not in ours | WRITER_ARGUMENTS}
+    return {**rest, **more}, rows
 
 
 def take_ray_arguments(

@@ -5,18 +5,20 @@ from __future__ import annotations
 import datetime
 import decimal
 import enum
+import itertools
 import json
 import math
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
 from powertrain.data.arguments import ODD, optional_whole, path_text, shortened, shown
+from powertrain.data.output.formats.partitions import is_partitioned, partitions
 from powertrain.data.output.tables import as_lists, conformed, pieces_by_bytes, schema_to_write
 from powertrain.data.plan.plan import Plan
 from powertrain.data.sources.files.files import as_arrow_filesystem
@@ -58,10 +60,15 @@ def write_files(
     filesystem: Any = None,
     min_rows_per_file: int | None = None,
     max_rows_per_file: int | None = None,
+    partition_cols: Sequence[str] = (),
+    rows_are_files: bool = False,
+    has_schema: bool = True,
 ) -> None:
     """Write the rows of ``plan`` to files in the directory ``path``, which is made where it is missing.
 
-    The files appear under their names when all of them are complete; after a failure none is left. Names follow the
+    With ``partition_cols`` the files are in directories by the values of these columns. ``rows_are_files`` makes a file
+    of each row, and none where there are no rows. A format without ``has_schema`` may have rows of different types. The
+    files appear under their names when all of them are complete; after a failure none is left. Names follow the
     time, so that files of a later call come after those of an earlier one, and never take an existing name.
     """
     mode = _checked_mode(mode)
@@ -80,10 +87,18 @@ def write_files(
             "to them. Choose another directory, or mode='append' or 'overwrite'."
         )
     stamp = f"{datetime.datetime.now(datetime.timezone.utc):%Y%m%dT%H%M%S.%f}-{secrets.token_hex(3)}"
-    pieces = pieces_by_bytes(tables, FILE_BYTES, fewest=min_rows_per_file or 0, most=max_rows_per_file)
+    pieces: Iterable[pa.Table]
+    if rows_are_files:
+        pieces = (table.slice(row, 1) for table in tables for row in range(table.num_rows))
+    else:
+        pieces = pieces_by_bytes(tables, FILE_BYTES, fewest=min_rows_per_file or 0, most=max_rows_per_file)
+        pieces = _typed(plan, pieces, columns_if_empty) if has_schema else pieces
     try:
-        for number, piece in enumerate(_typed(plan, pieces, columns_if_empty)):
-            target.add(f"{stamp}-{number:06d}.{suffix}", piece, write)
+        numbers = itertools.count()
+        for piece in pieces:
+            for directory, part in partitions(piece, partition_cols):
+                name = f"{stamp}-{next(numbers):06d}.{suffix}"
+                target.add(f"{directory}/{name}" if directory else name, part, write)
         target.finish()
     except BaseException:
         target.undo()
@@ -133,7 +148,7 @@ class Target(Protocol):
     """A directory that files are added to."""
 
     def files(self, suffix: str) -> list[str]:
-        """Return the names of existing files with this suffix, except hidden ones."""
+        """Return the names of existing files with this suffix, also in "key=value" directories, except hidden ones."""
 
     def add(self, name: str, table: pa.Table, write: WriteTable) -> None:
         """Write one file."""
@@ -156,6 +171,10 @@ def _opened(path: str, filesystem: Any) -> Target:
     return _LocalTarget(Path(storage.uri)) if isinstance(storage, LocalStorage) else _StoreTarget(storage)
 
 
+def _is_output(name: str, suffix: str) -> bool:
+    return name.endswith(f".{suffix}") and not name.rpartition("/")[2].startswith((".", "_"))
+
+
 class _LocalTarget:
     """A directory of this machine. Files are hidden until all are complete."""
 
@@ -170,8 +189,12 @@ class _LocalTarget:
             ) from error
 
     def files(self, suffix: str) -> list[str]:
-        entries = sorted(os.listdir(self._directory))
-        return [name for name in entries if name.endswith(f".{suffix}") and not name.startswith((".", "_"))]
+        found = []
+        for root, directories, entries in os.walk(self._directory):
+            directories[:] = [name for name in directories if "=" in name]
+            names = [os.path.relpath(os.path.join(root, name), self._directory) for name in entries]
+            found += [name for name in names if _is_output(name, suffix)]
+        return sorted(found)
 
     def add(self, name: str, table: pa.Table, write: WriteTable) -> None:
         from powertrain.storage.base import temporary_name
@@ -184,6 +207,8 @@ class _LocalTarget:
 
     def finish(self) -> None:
         for hidden, final in self._hidden:
+            if final.parent != self._directory:  # of partitioned files
+                final.parent.mkdir(parents=True, exist_ok=True)
             os.replace(hidden, final)
 
     def undo(self) -> None:
@@ -205,15 +230,11 @@ class _StoreTarget:
 
     def files(self, suffix: str) -> list[str]:
         names = (entry.key for entry in self._storage.list())
-        return [
-            name
-            for name in names
-            if "/" not in name and name.endswith(f".{suffix}") and not name.startswith((".", "_"))
-        ]
+        return [name for name in names if is_partitioned(name) and _is_output(name, suffix)]
 
     def add(self, name: str, table: pa.Table, write: WriteTable) -> None:
         with tempfile.TemporaryDirectory(prefix="powertrain-") as directory:
-            path = os.path.join(directory, name)
+            path = os.path.join(directory, name.rpartition("/")[2])
             write(table, path)
             self._added.append(name)
             self._storage.put_file(name, path, digest=False)

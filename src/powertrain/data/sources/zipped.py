@@ -19,7 +19,7 @@ from powertrain.errors import DataError
 BlockOrder = Sequence[tuple[int, int]] | None
 
 
-class _Side:
+class OrderedRows:
     """The rows of some sources by their numbers: one source after the other, or blocks in a given order."""
 
     def __init__(self, sources: Sequence[Source], order: BlockOrder = None) -> None:
@@ -79,7 +79,7 @@ class ZippedSource(RememberingSource):
     def __init__(self, sides: Sequence[Sequence[Source]], orders: Sequence[BlockOrder] | None = None) -> None:
         super().__init__()
         given = orders or [None] * len(sides)
-        self._sides = [_Side(sources, order) for sources, order in zip(sides, given, strict=True)]
+        self._sides = [OrderedRows(sources, order) for sources, order in zip(sides, given, strict=True)]
         everything = [source for sources in sides for source in sources]
         self._inners = tuple(everything)
         self.in_memory = all(source.in_memory for source in everything)

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -153,7 +152,10 @@ def _is_fsspec(filesystem: Any) -> bool:
 
 
 def find_files(wanted: FilePaths) -> tuple[DataFile, ...]:
-    """Return all data files, sorted by path. Raises :class:`DataError` where there are none, or one is named twice."""
+    """Return all data files, sorted by path. Raises :class:`DataError` where there are none.
+
+    A file that several of the given paths name is read as often: its rows come several times in an epoch.
+    """
     found = []
     for path in wanted.paths:
         try:
@@ -173,12 +175,6 @@ def find_files(wanted: FilePaths) -> tuple[DataFile, ...]:
         found += chosen
     found = _kept(found, wanted)
     found.sort(key=lambda file: file.path)
-    for one, next_one in pairwise(found):
-        if one.path == next_one.path:
-            raise DataError(
-                f"The file {one.shown!r} is named by several of the given paths, so its rows would be read twice. Name "
-                "it once; to have its rows twice, use union()."
-            )
     return tuple(found)
 
 

@@ -29,7 +29,7 @@ BLOCK_BYTES = 16 << 20
 #: The names of the columns are searched in so many bytes at the beginning of a file.
 _HEAD_BYTES = 1 << 20
 #: Arrow's names of the compressions, by file extension.
-_COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4", "br": "brotli"}
+_COMPRESSIONS = {"gz": "gzip", "tgz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4", "br": "brotli"}
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OTHER_ENCODING = (
     "If it is text in another encoding, name it: read_options=pyarrow.csv.ReadOptions(encoding='latin-1')."
@@ -210,7 +210,7 @@ class TextSource(RememberingSource):
         return f"{self._files[stretch.file].name}, row {stretch.first_record + row}"
 
 
-def _key_of(*options: Any) -> str:
+def key_of(*options: Any) -> str:
     """Return a hash of pyarrow's options, made once in the driver: pickling them again may give other bytes."""
     import cloudpickle
 
@@ -286,7 +286,7 @@ class CsvSource(TextSource):
             _byte(self._parse_options.quote_char),
             _byte(self._parse_options.escape_char),
         )
-        self._options_key = _key_of(self._read_options, self._parse_options, self._convert_options)
+        self._options_key = key_of(self._read_options, self._parse_options, self._convert_options)
         #: The columns of each file, in its order.
         self._names: tuple[tuple[str, ...], ...] = ()
 
@@ -476,7 +476,7 @@ class JsonSource(TextSource):
     ) -> None:
         super().__init__(paths, include_paths=include_paths, block_bytes=block_bytes)
         self._lines, self._parse_options = lines, parse_options
-        self._options_key = _key_of(lines, parse_options)
+        self._options_key = key_of(lines, parse_options)
         self._keys: tuple[str, ...] = ()
 
     def _inspect_data(self) -> SourceFacts:

@@ -1,0 +1,106 @@
+"""Datasets as a ``DataConfig`` of the user's divides them, in its own ``configure()``.
+
+Ray Train lets a subclass return the iterators of each rank. What these divide, and among whom, is read from them: the
+run then divides the same rows in its own way, so that they come once per epoch at any number of ranks, also after a
+restart with another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from powertrain.config.data import DataConfig
+from powertrain.data.arguments import shown
+from powertrain.data.dataset import Dataset
+from powertrain.data.iterators.alone import DatasetIterator
+from powertrain.errors import ConfigError
+
+_ADVICE = (
+    "Return a list with a dict for each rank, whose values are those of dataset.streaming_split(world_size), one for "
+    "each rank in order, or dataset.iterator() for all rows on each rank"
+)
+
+
+def has_own_configure(config: DataConfig) -> bool:
+    """Return whether the config is of a subclass that divides datasets itself."""
+    return type(config).configure is not DataConfig.configure
+
+
+def configured(
+    config: DataConfig, datasets: Mapping[str, Any], world_size: int
+) -> tuple[dict[str, Dataset], DataConfig]:
+    """Return the datasets that ``configure()`` divides, and a config that says which are split.
+
+    Raises :class:`ConfigError` where the iterators do not belong to one division among ``world_size`` ranks.
+    """
+    given = {
+        name: one() if not isinstance(one, Dataset) and callable(one) else one
+        for name, one in datasets.items()
+    }
+    method = f"{type(config).__name__}.configure()"
+    for name, one in given.items():
+        if not isinstance(one, Dataset):
+            raise ConfigError(
+                f"{method} cannot divide datasets[{name!r}], a {type(one).__name__}: only datasets of powertrain.data. "
+                "Use DataConfig(datasets_to_split=[...]) for others."
+            )
+    nodes = ["node"] * world_size
+    ranks = config.configure(given, world_size=world_size, worker_handles=None, worker_node_ids=nodes)
+    try:
+        return _divided(method, ranks, world_size, config)
+    finally:
+        for iterator in _iterators(ranks):
+            iterator.close()
+
+
+def _iterators(ranks: Any) -> list[DatasetIterator]:
+    if not isinstance(ranks, (list, tuple)):
+        return []
+    found = {
+        id(one): one
+        for rank in ranks
+        if isinstance(rank, Mapping)
+        for one in rank.values()
+        if isinstance(one, DatasetIterator)
+    }
+    return list(found.values())
+
+
+def _divided(
+    method: str, ranks: Any, world_size: int, config: DataConfig
+) -> tuple[dict[str, Dataset], DataConfig]:
+    is_list = isinstance(ranks, (list, tuple)) and all(isinstance(rank, Mapping) for rank in ranks)
+    if not is_list or len(ranks) != world_size:
+        raise ConfigError(f"{method} returned {shown(ranks)} for {world_size} ranks. {_ADVICE}.")
+    names = list(ranks[0])
+    if any(set(rank) != set(names) for rank in ranks):
+        raise ConfigError(
+            f"{method} gives ranks different datasets. Give all of them iterators of the same names."
+        )
+    found, split = {}, []
+    for name in names:
+        iterators = [rank[name] for rank in ranks]
+        dataset, is_split = _one_dataset(f"{method}, for the dataset {name!r},", iterators)
+        found[name] = dataset
+        split += [name] if is_split else []
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(DataConfig)}
+    return found, DataConfig(**{**fields, "datasets_to_split": split})
+
+
+def _one_dataset(what: str, iterators: Sequence[Any]) -> tuple[Dataset, bool]:
+    """Return the dataset of the iterators of all ranks, and whether each has its own part."""
+    for iterator in iterators:
+        if not isinstance(iterator, DatasetIterator):
+            raise ConfigError(f"{what} returned a {type(iterator).__name__}. {_ADVICE}.")
+    places = [(iterator.number, iterator.count) for iterator in iterators]
+    fingerprints = {iterator.fingerprint for iterator in iterators}
+    is_split = places == [(number, len(iterators)) for number in range(len(iterators))]
+    is_whole = all(place == (0, 1) for place in places)
+    if len(fingerprints) > 1 or not (is_split or is_whole):
+        raise ConfigError(
+            f"{what} gives ranks rows that are not one division of one dataset: (number, of how many) is {places}, of "
+            f"{len(fingerprints)} datasets. {_ADVICE}; make datasets of their own for other divisions."
+        )
+    return Dataset(iterators[0].plan), is_split

@@ -1,0 +1,1 @@
+"""Writers of the formats and databases of other tools."""

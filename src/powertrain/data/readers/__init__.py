@@ -1,0 +1,1 @@
+"""Readers of the formats and databases of other tools."""

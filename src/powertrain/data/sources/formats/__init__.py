@@ -1,0 +1,1 @@
+"""Sources that read the file formats and databases of other tools."""

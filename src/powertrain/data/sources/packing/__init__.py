@@ -1,0 +1,1 @@
+"""Documents of different lengths as windows of one length."""
