@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from powertrain.config.execution import ExecutionOptions, ExecutionResources
-    from powertrain.data import collate_fn, datasource, datatype, expressions
+    from powertrain.data import aggregate, collate_fn, datasource, datatype, expressions
     from powertrain.data.dataset import Dataset
     from powertrain.data.iterators.alone import DatasetIterator
     from powertrain.data.methods.combining import MixStoppingCondition
@@ -78,7 +78,7 @@ _NAMES = {name: module for module, names in _HOMES.items() for name in names}
 _ALIASES = {"DataIterator": "DataShard", "DatasetContext": "DataContext", "MaterializedDataset": "Dataset"}
 #: Names of Ray Data that stand for a type of Python or Arrow.
 _TYPES = {"NodeIdStr": ("builtins", "str"), "Schema": ("pyarrow", "Schema")}
-_SUBMODULES = ("collate_fn", "datasource", "datatype", "expressions")
+_SUBMODULES = ("aggregate", "collate_fn", "datasource", "datatype", "expressions")
 
 __all__ = [
     "ActorPoolStrategy",
@@ -111,6 +111,7 @@ __all__ = [
     "read_parquet",
     "read_source",
     "read_text",
+    "aggregate",
     "collate_fn",
     "datasource",
     "datatype",
