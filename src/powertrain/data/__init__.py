@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from powertrain.config.execution import ExecutionOptions, ExecutionResources
-    from powertrain.data import aggregate, collate_fn, datasource, datatype, expressions
+    from powertrain.data import aggregate, collate_fn, datasource, datatype, expressions, preprocessors
     from powertrain.data.dataset import Dataset
     from powertrain.data.iterators.alone import DatasetIterator
     from powertrain.data.methods.combining import MixStoppingCondition
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from powertrain.data.options.seeds import FileShuffleConfig, RandomSeedConfig
     from powertrain.data.options.strategies import ActorPoolStrategy, TaskPoolStrategy
     from powertrain.data.output.writing import SaveMode
+    from powertrain.data.preprocessors.base import Preprocessor
     from powertrain.data.reading import (
         from_arrow,
         from_blocks,
@@ -71,6 +72,7 @@ _HOMES = {
     "powertrain.data.options.seeds": ("FileShuffleConfig", "RandomSeedConfig"),
     "powertrain.data.options.strategies": ("ActorPoolStrategy", "TaskPoolStrategy"),
     "powertrain.data.output.writing": ("SaveMode",),
+    "powertrain.data.preprocessors.base": ("Preprocessor",),
     "powertrain.config.execution": ("ExecutionOptions", "ExecutionResources"),
 }
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
@@ -78,7 +80,7 @@ _NAMES = {name: module for module, names in _HOMES.items() for name in names}
 _ALIASES = {"DataIterator": "DataShard", "DatasetContext": "DataContext", "MaterializedDataset": "Dataset"}
 #: Names of Ray Data that stand for a type of Python or Arrow.
 _TYPES = {"NodeIdStr": ("builtins", "str"), "Schema": ("pyarrow", "Schema")}
-_SUBMODULES = ("aggregate", "collate_fn", "datasource", "datatype", "expressions")
+_SUBMODULES = ("aggregate", "collate_fn", "datasource", "datatype", "expressions", "preprocessors")
 
 __all__ = [
     "ActorPoolStrategy",
@@ -91,6 +93,7 @@ __all__ = [
     "ExecutionResources",
     "FileShuffleConfig",
     "MixStoppingCondition",
+    "Preprocessor",
     "RandomSeedConfig",
     "SaveMode",
     "TaskPoolStrategy",
@@ -116,6 +119,7 @@ __all__ = [
     "datasource",
     "datatype",
     "expressions",
+    "preprocessors",
 ]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from powertrain.data.aggregate.counting import ApproximateTopK, ValueCounter
 from powertrain.data.aggregate.functions import AggregateFn, AggregateFnV2
 from powertrain.data.aggregate.standard import (
     AbsMax,
     ApproximateQuantile,
-    ApproximateTopK,
     AsList,
     Count,
     CountDistinct,
@@ -18,7 +18,6 @@ from powertrain.data.aggregate.standard import (
     Std,
     Sum,
     Unique,
-    ValueCounter,
     ZeroPercentage,
 )
 

@@ -188,7 +188,7 @@ class AggregateFnV2(AggregateFn, Generic[AccumulatorType, AggOutputType]):
             new: The other.
         """
 
-    def finalize(self, accumulator: Any) -> Any:  # type: ignore[override]
+    def finalize(self, accumulator: Any) -> Any:
         """Return the result of an accumulator.
 
         Args:

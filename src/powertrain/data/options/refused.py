@@ -63,7 +63,6 @@ CLASSES: dict[str, str] = {
     ),
     **dict.fromkeys(("ClickHouseTableSettings", "SinkMode"), _WRITE_ROWS),
     "KafkaAuthConfig": _HAND_OVER.format(name="read_kafka"),
-    "Preprocessor": "use a class of powertrain.data.preprocessors, or map_batches()",
 }
 #: Methods of ``ray.data.Dataset``, and what to do instead.
 METHODS: dict[str, str] = {

@@ -30,7 +30,7 @@ def value_bytes(values: Any) -> int:
     if _pt.is_struct(kind):
         return sum(value_bytes(each) for each in values.flatten())
     if _pt.is_primitive(kind) or _pt.is_decimal(kind):
-        return -(-kind.bit_width * len(values) // 8)
+        return int(-(-kind.bit_width * len(values) // 8))
     return int(values.nbytes)
 
 

@@ -26,7 +26,7 @@ from powertrain.data.whole.blocks import changes, cut_at_changes, cut_evenly
 from powertrain.data.whole.database import Database, quoted
 from powertrain.data.whole.inputs import Input, is_held
 from powertrain.data.whole.ordering import order_by, ordered
-from powertrain.data.whole.query import Query, Result
+from powertrain.data.whole.query import Query, QueryResult
 from powertrain.errors import DataError
 
 _pt = pa.types
@@ -117,11 +117,11 @@ class MapGroups(Query):
     def identity(self) -> str:
         return repr((self.keys, self.operation.batch_format))
 
-    def compute(self, inputs: Sequence[Input], database: Database) -> Result:
+    def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         [rows] = inputs
         rows.check_keys("groupby()", self.keys)
         made = _in_groups(database, rows, self.keys, self.operation)
-        return Result(pieces_by_bytes(made, BLOCK_BYTES), rows.schema)
+        return QueryResult(pieces_by_bytes(made, BLOCK_BYTES), rows.schema)
 
 
 class _AggregatedByFunctions:
@@ -157,13 +157,13 @@ class AggregateGroups(Query):
         ]
         return repr((self.keys, settings))
 
-    def compute(self, inputs: Sequence[Input], database: Database) -> Result:
+    def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         [rows] = inputs
         rows.check_keys("groupby()", self.keys)
         by_sql, by_functions = _separated(self.aggregations, rows, self.keys)
         schema, tables = _by_sql(database, rows, self.keys, by_sql)
         if not by_functions:
-            return Result(cut_evenly(tables), schema)
+            return QueryResult(cut_evenly(tables), schema)
         operation = MapGroupRows(
             fn=_AggregatedByFunctions(self.keys, by_functions), batch_format="pyarrow", keys=self.keys
         )
@@ -171,7 +171,7 @@ class AggregateGroups(Query):
             # Both are in the order of the keys, and have a row for each group.
             results = list(_in_groups(another, rows, self.keys, operation))
         both = _side_by_side(list(tables), results, [each.name for each in self.aggregations], self.keys)
-        return Result([both] if both.num_rows else [], both.schema)
+        return QueryResult([both] if both.num_rows else [], both.schema)
 
 
 def aggregate_all(aggregations: Sequence[AggregateFn], rows: Input) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from powertrain.data.whole.blocks import cut_evenly
 from powertrain.data.whole.database import ROW, Database, quoted
 from powertrain.data.whole.inputs import Input
 from powertrain.data.whole.ordering import restored
-from powertrain.data.whole.query import Query, Result
+from powertrain.data.whole.query import Query, QueryResult
 from powertrain.errors import DataError
 
 #: Ray Data's kinds of joins, as SQL.
@@ -49,7 +49,7 @@ class JoinRows(Query):
     def identity(self) -> str:
         return repr((self.kind, self.left_on, self.right_on, self.left_suffix, self.right_suffix))
 
-    def compute(self, inputs: Sequence[Input], database: Database) -> Result:
+    def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         left, right = inputs
         left.check_keys("join(): on", self.left_on)
         right.check_keys("join(): right_on", self.right_on)
@@ -73,7 +73,7 @@ class JoinRows(Query):
         pairs = zip(self.left_on, self.right_on, strict=True)
         return " AND ".join(f'"left".{quoted(one)} = "right".{quoted(other)}' for one, other in pairs)
 
-    def _one_sided(self, left: Input, right: Input, database: Database) -> Result:
+    def _one_sided(self, left: Input, right: Input, database: Database) -> QueryResult:
         how, side = _ONE_SIDED[self.kind]
         kept, name, other = (left, "left", "right") if side == 0 else (right, "right", "left")
         columns = [f'"{name}".{quoted(column)}' for column in [*kept.held, ROW]]
@@ -83,9 +83,9 @@ class JoinRows(Query):
         )
         names = {column: column for column in kept.schema.names}
         tables: Iterator[pa.Table] = (restored(batch, [(kept, ROW, names)]) for batch in batches)
-        return Result(cut_evenly(tables), kept.schema)
+        return QueryResult(cut_evenly(tables), kept.schema)
 
-    def _both(self, left: Input, right: Input, database: Database) -> Result:
+    def _both(self, left: Input, right: Input, database: Database) -> QueryResult:
         left_names, right_names = self._names(left, right)
         selected = []
         keys = dict(zip(self.left_on, self.right_on, strict=True))
@@ -111,7 +111,7 @@ class JoinRows(Query):
                 for name, new in names.items()
             ]
         )
-        return Result(cut_evenly(restored(batch, sides) for batch in batches), schema)
+        return QueryResult(cut_evenly(restored(batch, sides) for batch in batches), schema)
 
     def _names(self, left: Input, right: Input) -> tuple[dict[str, str], dict[str, str]]:
         """Return the new names of both sides' columns. The keys are those of the left side; where all rows of the

@@ -12,7 +12,7 @@ from powertrain.data.output.tables import as_type
 from powertrain.data.whole.blocks import cut_at_changes, cut_evenly
 from powertrain.data.whole.database import ROW, Database, quoted
 from powertrain.data.whole.inputs import Input
-from powertrain.data.whole.query import Query, Result
+from powertrain.data.whole.query import Query, QueryResult
 from powertrain.errors import DataError
 
 #: Name of the column that holds the part that a row belongs to.
@@ -92,17 +92,17 @@ class SortRows(Query):
     def identity(self) -> str:
         return repr((self.keys, self.descending, self.boundaries))
 
-    def compute(self, inputs: Sequence[Input], database: Database) -> Result:
+    def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         [rows] = inputs
         rows.check_keys("sort()", self.keys)
         order = order_by(rows.schema, self.keys, self.descending)
         if not self.boundaries:
-            return Result(cut_evenly(ordered(database, rows, order)), rows.schema)
+            return QueryResult(cut_evenly(ordered(database, rows, order)), rows.schema)
         first, kind = quoted(self.keys[0]), rows.schema.field(self.keys[0]).type
         limits = [_literal(value, kind) for value in self.boundaries]
         part = " + ".join(f"coalesce(({first} >= {limit})::INTEGER, 1)" for limit in limits)
         tables = cut_at_changes(ordered(database, rows, order, part), [PART], each=True)
-        return Result(without_part(tables), rows.schema)
+        return QueryResult(without_part(tables), rows.schema)
 
 
 def _literal(value: Any, kind: pa.DataType) -> str:
@@ -141,7 +141,7 @@ class PartitionRows(Query):
     def identity(self) -> str:
         return repr((self.keys, self.count, self.sort))
 
-    def compute(self, inputs: Sequence[Input], database: Database) -> Result:
+    def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         [rows] = inputs
         rows.check_keys("repartition()", self.keys)
         # A hash that no version of DuckDB changes. A null is told apart from its text by the mark before it.
@@ -151,4 +151,4 @@ class PartitionRows(Query):
         if self.sort:
             order += ", " + order_by(rows.schema, self.keys, [False] * len(self.keys))
         tables = cut_at_changes(ordered(database, rows, order, part), [PART], each=True)
-        return Result(without_part(tables), rows.schema)
+        return QueryResult(without_part(tables), rows.schema)

@@ -20,7 +20,7 @@ from powertrain.errors import DataError
 
 
 @dataclass(frozen=True)
-class Result:
+class QueryResult:
     """The rows of a query, as blocks, and their types where there are none."""
 
     blocks: Iterable[pa.Table]
@@ -41,7 +41,7 @@ class Query(ABC):
         """Text that differs for queries with different rows or another order, but for functions of the user."""
 
     @abstractmethod
-    def compute(self, inputs: Sequence[Input], database: Database) -> Result:
+    def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         """Return the result. Its order, and where its blocks end, follow from the rows alone."""
 
 
