@@ -31,8 +31,6 @@ from powertrain.data.options.strategies import processes_of
 from powertrain.data.shard import DataShard
 from powertrain.errors import ArgumentError, DataError, MissingMemberError, NotSupportedError, PowertrainError
 
-#: Whole-data operations, which have no counterpart yet.
-LEFT = {"sort", "groupby", "join", "aggregate"}
 #: Methods of the TensorFlow and torch datasets, which hand their arguments on to those of an iterator.
 HANDED_ON = {"to_tf", "iter_tf_batches"}
 
@@ -91,7 +89,7 @@ def table() -> Iterator[tuple[str, str]]:
             for argument in arguments_of(readers[name]):
                 yield f"{name}({argument})", state_of(data, name, argument)
     for owner, module, theirs, refused in (
-        (Dataset, "dataset.py", "Dataset", {**METHODS, **dict.fromkeys(LEFT, "")}),
+        (Dataset, "dataset.py", "Dataset", METHODS),
         (DataShard, "iterator.py", "DataIterator", ITERATOR_METHODS),
     ):
         for name, given in functions(module, theirs).items():
@@ -136,7 +134,7 @@ def test_every_method_exists_or_explains_itself() -> None:
                     getattr(thing, name)
                 with pytest.raises(NotImplementedError):
                     getattr(type(thing), name)
-            elif name not in LEFT:
+            else:
                 assert hasattr(thing, name), name
     shard.close()
 
@@ -186,12 +184,6 @@ def test_groups_of_settings_keep_what_is_set(notes: pytest.LogCaptureFixture) ->
     assert context.copy().autoscaling_config.actor_pool_util_upscaling_threshold == 2.0
     assert context.lance_config.nothing is None
     assert "DataContext.autoscaling_config(actor_pool_util_upscaling_threshold=2.0)" in notes.text
-
-
-@pytest.mark.parametrize("name", sorted(LEFT))
-def test_whole_data_operations_say_what_to_do(name: str) -> None:
-    with pytest.raises(NotImplementedError, match="no counterpart here"):
-        getattr(data.range(3), name)
 
 
 def test_an_unknown_attribute_is_an_attribute_error_with_a_similar_name() -> None:
@@ -264,7 +256,6 @@ def test_strategies_are_numbers_of_processes(concurrency: Any, compute: Any, pro
         (lambda: data.range(3).write_parquet("x", filename_provider=3), NotSupportedError, "rename them"),
         (lambda: data.range(3).write_parquet("x", arrow_parquet_args_fn=3), DataError, "cannot be called"),
         (lambda: data.range(3).write_json("x", orient="records"), ArgumentError, "unexpected keyword"),
-        (lambda: data.range(3).repartition(2, keys=["id"]), NotSupportedError, "first"),
         (lambda: data.range(3).train_test_split(0.5, stratify="id"), NotSupportedError, "union"),
         (lambda: data.read_csv("x", shuffle="rows"), DataError, "shuffle='rows' is unknown|is unknown"),
         (lambda: data.read_csv("x", partitioning="hive"), DataError, "Partitioning"),

@@ -246,7 +246,7 @@ def test_aggregates_are_those_of_numpy() -> None:
     assert numbers.std("v") == pytest.approx(values.std(ddof=1), rel=1e-9)
     assert numbers.std("v", ddof=0) == pytest.approx(values.std(), rel=1e-9)
     assert (numbers.min("v"), numbers.max("v")) == (values.min(), values.max())
-    assert numbers.sum(["n"]) == {"sum(n)": 199990000}
+    assert numbers.sum(["n"]) == 199990000, "the result of one column, as in Ray Data"
     assert numbers.sum() == {"sum(v)": pytest.approx(values.sum()), "sum(n)": 199990000}
     large = data.from_items([{"v": 2**62}] * 5 + [{"v": -1}])
     assert large.sum("v") == 5 * 2**62 - 1

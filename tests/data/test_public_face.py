@@ -45,6 +45,7 @@ METHODS = [
     "random_sample", "randomize_block_order", "streaming_split", "zip", "unique", "sum", "min", "max", "mean", "std",
     "summary", "set_name", "iterator", "add_column", "with_column", "iter_torch_batches", "to_pandas",
     "write_parquet", "write_csv", "write_json", "stats", "num_blocks", "size_bytes",
+    "sort", "groupby", "aggregate", "join",
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from powertrain.config.execution import ExecutionOptions, ExecutionResources
-    from powertrain.data import collate_fn, datasource, datatype, expressions
+    from powertrain.data import aggregate, collate_fn, datasource, datatype, expressions, preprocessors
     from powertrain.data.dataset import Dataset
     from powertrain.data.iterators.alone import DatasetIterator
     from powertrain.data.methods.combining import MixStoppingCondition
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from powertrain.data.options.seeds import FileShuffleConfig, RandomSeedConfig
     from powertrain.data.options.strategies import ActorPoolStrategy, TaskPoolStrategy
     from powertrain.data.output.writing import SaveMode
+    from powertrain.data.preprocessors.base import Preprocessor
     from powertrain.data.readers.databases import read_sql
     from powertrain.data.readers.formats import read_orc, read_tfrecords, read_webdataset
     from powertrain.data.reading import (
@@ -75,6 +76,7 @@ _HOMES = {
     "powertrain.data.options.seeds": ("FileShuffleConfig", "RandomSeedConfig"),
     "powertrain.data.options.strategies": ("ActorPoolStrategy", "TaskPoolStrategy"),
     "powertrain.data.output.writing": ("SaveMode",),
+    "powertrain.data.preprocessors.base": ("Preprocessor",),
     "powertrain.config.execution": ("ExecutionOptions", "ExecutionResources"),
 }
 _NAMES = {name: module for module, names in _HOMES.items() for name in names}
@@ -82,7 +84,7 @@ _NAMES = {name: module for module, names in _HOMES.items() for name in names}
 _ALIASES = {"DataIterator": "DataShard", "DatasetContext": "DataContext", "MaterializedDataset": "Dataset"}
 #: Names of Ray Data that stand for a type of Python or Arrow.
 _TYPES = {"NodeIdStr": ("builtins", "str"), "Schema": ("pyarrow", "Schema")}
-_SUBMODULES = ("collate_fn", "datasource", "datatype", "expressions")
+_SUBMODULES = ("aggregate", "collate_fn", "datasource", "datatype", "expressions", "preprocessors")
 
 __all__ = [
     "ActorPoolStrategy",
@@ -95,6 +97,7 @@ __all__ = [
     "ExecutionResources",
     "FileShuffleConfig",
     "MixStoppingCondition",
+    "Preprocessor",
     "RandomSeedConfig",
     "SaveMode",
     "TaskPoolStrategy",
@@ -119,10 +122,12 @@ __all__ = [
     "read_text",
     "read_tfrecords",
     "read_webdataset",
+    "aggregate",
     "collate_fn",
     "datasource",
     "datatype",
     "expressions",
+    "preprocessors",
 ]
 
 

@@ -10,7 +10,7 @@ from powertrain.data import splitting
 from powertrain.data.arguments import flag, whole
 from powertrain.data.consuming import Row, describe
 from powertrain.data.dataset_arguments import checked_batch_format, checked_place, function, parsed
-from powertrain.data.methods.iterators import IteratorMethods
+from powertrain.data.methods.whole_data import WholeDataMethods
 from powertrain.data.options.refused import METHODS, RefusesNames, missing_member
 from powertrain.data.options.scheduling import take_ray_arguments
 from powertrain.data.options.seeds import seed_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from powertrain.data.expressions.expr import Expr
 
 
-class Dataset(IteratorMethods, metaclass=RefusesNames):
+class Dataset(WholeDataMethods, metaclass=RefusesNames):
     """Rows in blocks, and the operations on them. Made by ``powertrain.data.read_...`` and ``from_...``.
 
     A dataset never changes: every method that transforms returns a new one, and nothing is read before rows, or
@@ -474,18 +474,22 @@ class Dataset(IteratorMethods, metaclass=RefusesNames):
             target_num_rows_per_block: Rows of a block, in place of ``num_blocks``.
             strict: Accepted for compatibility: blocks have exactly so many rows in any case.
             shuffle: Shuffle the rows too.
-            keys: Refused: blocks by key.
-            sort: Refused: sorted blocks.
+            keys: Columns: rows with equal values in them come into the same block. Computed like :meth:`sort`; up to
+                ``num_blocks`` blocks, because parts without rows are none.
+            sort: With ``keys``, sort the rows of each block by them.
 
         Raises:
             DataError: An argument has a wrong value.
-            NotSupportedError: ``keys`` or ``sort`` is given.
         """
         flag("strict", strict)
-        given = {"keys": keys, "sort": flag("sort", sort) or None}
-        take_ray_arguments(
-            "repartition", given, refused=dict.fromkeys(given, "sort the rows with pandas or Arrow first")
-        )
+        if keys is not None:
+            if target_num_rows_per_block is not None or flag("shuffle", shuffle):
+                raise DataError(
+                    "repartition(keys=...) takes num_blocks, and neither rows of a block nor shuffle."
+                )
+            return self._by_keys(num_blocks, keys, flag("sort", sort))
+        if flag("sort", sort):
+            raise DataError("repartition(sort=True) sorts by keys=..., and none are given. Use sort().")
         return Dataset(splitting.repartition(self._reader, num_blocks, target_num_rows_per_block, shuffle))
 
     def materialize(self, *, on: str | None = None) -> Dataset:

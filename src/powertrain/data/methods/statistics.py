@@ -234,11 +234,9 @@ class StatisticsMethods(FormatWritingMethods):
             for each in found.values():
                 check_numbers(method, each)
         results = {name: None if each.nulls and not ignored else result(each) for name, each in found.items()}
-        return (
-            results[names[0]]
-            if isinstance(on, str)
-            else {f"{method}({name})": v for name, v in results.items()}
-        )
+        if len(names) == 1:
+            return results[names[0]]
+        return {f"{method}({name})": value for name, value in results.items()}
 
     def _aggregates(self, names: Sequence[str]) -> dict[str, ColumnAggregate]:
         from powertrain.data.output.aggregates import aggregate_columns

@@ -58,7 +58,6 @@ CLASSES: dict[str, str] = {
     ),
     **dict.fromkeys(("ClickHouseTableSettings", "SinkMode"), _WRITE_ROWS),
     "KafkaAuthConfig": _HAND_OVER.format(name="read_kafka"),
-    "Preprocessor": "use a class of powertrain.data.preprocessors, or map_batches()",
 }
 #: Methods of ``ray.data.Dataset``, and what to do instead.
 METHODS: dict[str, str] = {
@@ -69,10 +68,6 @@ METHODS: dict[str, str] = {
         ),
         _WRITE_ROWS,
     ),
-    "sort": "use from_arrow(pyarrow.Table.from_pandas(dataset.to_pandas()).sort_by(key)), or a database for large data",
-    "groupby": "use from_pandas(dataset.to_pandas().groupby(key).agg(...)), or a database for large data",
-    "join": "use from_pandas(left.to_pandas().merge(right.to_pandas(), on=...)), or a database for large data",
-    "aggregate": "use sum(), min(), max(), mean(), std(), unique() or summary()",
     "write_datasink": "write in a loop over iter_batches(), or use one of the write_...() methods",
     "copy": "a dataset never changes, so it needs no copy",
     "map_batches_internal": "use map_batches()",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -59,6 +60,20 @@ class MaterializedSource(Source):
         # Types of later blocks may be wider than those of this one: see materialize().
         yield from conformed(table, schema, "").to_batches()
 
+    def linked(self, directory: str) -> MaterializedSource:
+        """Return the same rows in files below ``directory``: the files under second names, or copies of them."""
+        place = os.path.join(directory, self._facts.fingerprint)
+        os.makedirs(place, exist_ok=True)
+        for file in self._files:
+            _link(os.path.join(self._directory, file.name), os.path.join(place, file.name))
+        return MaterializedSource(None, place, self._files, self._facts)
+
+    def described(self, fingerprint: str) -> MaterializedSource:
+        """Return the same rows under another fingerprint."""
+        return MaterializedSource(
+            self._scratch, self._directory, self._files, replace(self._facts, fingerprint=fingerprint)
+        )
+
     def _table(self, block: int) -> pa.Table:
         path = os.path.join(self._directory, self._files[block].name)
         try:
@@ -83,10 +98,16 @@ def materialize(
     Results of functions may change their type on the way (integers, then floats; lists of one length, then of others):
     every block is written as it is, and read as the common type of all of them.
     """
+    return keep(pieces, columns_if_empty, declared_schema(plan))
+
+
+def keep(
+    pieces: Iterable[pa.Table], columns_if_empty: Callable[[], pa.Schema], declared: pa.Schema | None = None
+) -> MaterializedSource:
+    """Keep tables, each as a block; of the types in ``declared`` where that is given."""
     scratch = Scratch()
     files: list[_File] = []
     digest = xxhash.xxh3_128()
-    declared = declared_schema(plan)
     schema: pa.Schema | None = None
     for table in pieces:
         table = table if declared is None else conformed(table, declared, "")
@@ -107,3 +128,21 @@ def _written(directory: str, number: int, table: pa.Table, digest: xxhash.xxh3_1
     with pa.memory_map(path) as content:
         digest.update(content.read_buffer())
     return _File(name, table.num_rows, table.nbytes)
+
+
+def _link(path: str, place: str) -> None:
+    """Give a file a second name; on another file system a copy, which appears when it is complete."""
+    if os.path.exists(place):
+        return
+    try:
+        os.link(path, place)
+    except FileExistsError:
+        return
+    except OSError:
+        unfinished = f"{place}.{os.getpid()}.tmp"
+        try:
+            shutil.copyfile(path, unfinished)
+            os.replace(unfinished, place)
+        finally:
+            if os.path.exists(unfinished):
+                os.unlink(unfinished)
