@@ -8,7 +8,7 @@ import os
 import pytest
 from tests.cli.test_logs import invoke, write
 
-from powertrain.cli.stacks import page
+from powertrain.lookup.stacks import stack_lines as page
 from powertrain.run.health.hang_report import where_in_words
 from powertrain.run.remote.protocol import Description, RankSeen
 from powertrain.storage import Storage, open_storage

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,3 +101,33 @@ def browsing(**options: Any) -> Iterator[Visit]:
             yield visit
         finally:
             browser.close()
+
+
+def pixels_of_phase(page: Page, phase: str, rows: int) -> list[int]:
+    """Return how many pixels of each row of the step timeline have the colour of a phase."""
+    return list(
+        page.evaluate(
+            """([phase, count]) => {
+              const canvas = document.querySelector("canvas"), context = canvas.getContext("2d");
+              const probe = document.createElement("canvas").getContext("2d");
+              probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(`--phase-${phase}`);
+              probe.fillRect(0, 0, 1, 1);
+              const wanted = probe.getImageData(0, 0, 1, 1).data, rows = Array(count).fill(0);
+              const image = context.getImageData(0, 0, canvas.width, canvas.height);
+              for (let at = 0; at < image.data.length; at += 4) {
+                const isSame = [0, 1, 2].every((place) => image.data[at + place] === wanted[place]);
+                if (isSame) rows[Math.floor(at / 4 / canvas.width / (canvas.height / count))] += 1;
+              }
+              return rows;
+            }""",
+            [phase, rows],
+        )
+    )
+
+
+def wait_until(page: Page, condition: str, timeout_s: float = 120.0) -> None:
+    """Wait until an expression is true. Playwright's own wait needs ``eval``, which the pages forbid."""
+    deadline = time.monotonic() + timeout_s
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {condition}"
+        page.wait_for_timeout(100)

@@ -27,10 +27,17 @@ def make_all() -> None:
         with serving(root, "--token", "a-token-for-screenshots") as address:
             for width, height in SIZES.items():
                 for scheme in ("light", "dark"):
-                    _make(address, width, height, scheme)
+                    _make(address, str(root), width, height, scheme)
 
 
-def _make(address: str, width: int, height: int, scheme: str) -> None:
+#: Replaces the temporary directory by the default storage path in all texts of a page.
+_RENAME = """([from, to]) => {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(from, to);
+}"""
+
+
+def _make(address: str, root: str, width: int, height: int, scheme: str) -> None:
     from PIL import Image
 
     options: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
@@ -39,10 +46,11 @@ def _make(address: str, width: int, height: int, scheme: str) -> None:
         for name, (path, drawn) in PAGES.items():
             visit.go(address, path)
             visit.page.wait_for_selector(drawn)
+            visit.page.evaluate(_RENAME, [root, "~/powertrain_runs"])
             file = TARGET / f"{name}-{width}-{scheme}.png"
             visit.page.screenshot(path=file)
             with Image.open(file) as image:
-                image.convert("RGB").quantize(256).save(file, optimize=True)
+                image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(file, optimize=True)
 
 
 if __name__ == "__main__":

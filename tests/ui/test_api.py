@@ -31,6 +31,7 @@ from powertrain.ui.listing import RunList
 from powertrain.ui.live import version_text
 from powertrain.ui.log_pages import MOST_BYTES, last_lines, new_lines
 from powertrain.ui.places import Places, name_of
+from powertrain.ui.run_pages import run_overview
 from powertrain.ui.security import Access
 from powertrain.views.encoding import id_of
 from powertrain.views.log_ends import shown_line
@@ -106,6 +107,33 @@ def test_steps_and_resources_are_by_rank(client: TestClient, tmp_path: Path) -> 
     busy = {line["rank"]: max(filter(None, line["values"])) for line in machine["gpu_busy"]["lines"]}
     assert min(busy, key=lambda rank: busy[rank]) == sample_runs.STRAGGLER
     assert machine["gpu_memory"]["limit"] == 40960
+
+
+def test_a_page_has_the_share_of_its_rows_and_the_times_of_uploads(tmp_path: Path) -> None:
+    made = points(range(1, 9), lambda row, rank: {"loss": 1.0 / row})
+    storage = write(tmp_path / "run", made, checkpoints={4: {"loss": 0.25}, 8: {"loss": 0.125}})
+    first = run_overview(Places(str(tmp_path)), "run")
+    assert first["progress"] is None
+    names = [one["name"] for one in first["checkpoints"]["committed"]]
+    journal = Journal(storage, 2)
+    # The clock of another host may be behind.
+    for name, row, lag in zip(names, (4, 8), (2.5, -1.0), strict=True):
+        journal.append(ev.Committed(time=at(row) + lag, attempt=0, row=row, checkpoint=name))
+    journal.append(ev.Ended(time=at(9), state="finished", reason="", rows=8))
+    journal.close()
+    storage.put("run.json", b'{"run_config": {"stop": {"training_iteration": 32}}}')
+    page = run_overview(Places(str(tmp_path)), "run")
+    assert page["progress"] == {"rows": 32, "share": 0.25}
+    assert [one["lag"] for one in page["checkpoints"]["committed"]] == [pytest.approx(2.5, abs=0.01), 0.0]
+
+
+def test_rates_are_those_of_the_steps(client: TestClient, tmp_path: Path) -> None:
+    sample_runs.write_eventful(open_storage(tmp_path / "run"), 1.7e9)
+    charts = {chart["field"]: chart for chart in get(client, "/api/resources", run="run")["charts"]}
+    assert [line["rank"] for line in charts["steps"]["lines"]] == [0, 1, 2, 3]
+    rates = [value for value in charts["steps"]["lines"][0]["values"] if value is not None]
+    assert sorted(rates)[len(rates) // 2] == pytest.approx(1 / sample_runs.ROW_S, rel=0.2)
+    assert "tokens" not in charts, "no step has counted any"
 
 
 def test_a_run_without_telemetry_has_a_page(client: TestClient, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.recorded_run import at, attempt, write
 from tests.ui import sample_runs
-from tests.ui.in_browser import browsing, find_browser, serving
+from tests.ui.in_browser import browsing, find_browser, pixels_of_phase, serving
 
 from powertrain.run import events as ev
 from powertrain.run.metrics.points import PointRecord
@@ -61,21 +61,7 @@ def test_a_restart_is_marked_on_all_charts_and_the_stragglers_row_is_the_odd_one
         assert visit.page.locator("#metrics .mark.failure").count() == charts
         assert visit.page.locator("#resources .mark.failure").count() > 0
         visit.page.wait_for_selector(".rank-labels span")
-        yellow = visit.page.evaluate(
-            """() => {
-              const canvas = document.querySelector("canvas"), context = canvas.getContext("2d");
-              const probe = document.createElement("canvas").getContext("2d");
-              probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--phase-input");
-              probe.fillRect(0, 0, 1, 1);
-              const wanted = probe.getImageData(0, 0, 1, 1).data, rows = [0, 0, 0, 0];
-              const image = context.getImageData(0, 0, canvas.width, canvas.height);
-              for (let at = 0; at < image.data.length; at += 4) {
-                const isSame = [0, 1, 2].every((place) => image.data[at + place] === wanted[place]);
-                if (isSame) rows[Math.floor(at / 4 / canvas.width / (canvas.height / 4))] += 1;
-              }
-              return rows;
-            }"""
-        )
+        yellow = pixels_of_phase(visit.page, "input", 4)
         assert yellow[sample_runs.STRAGGLER] > 3 * max(yellow[:2] + yellow[3:])
         assert visit.errors == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.recorded_run import at, attempt, write
 from tests.ui import sample_runs
-from tests.ui.in_browser import Visit, browsing, find_browser
+from tests.ui.in_browser import Visit, browsing, find_browser, wait_until
 from typer.testing import CliRunner
 
 from powertrain.cli.main import app
@@ -48,9 +48,7 @@ def test_a_report_has_the_charts_of_the_page_without_a_server(tmp_path: Path) ->
         assert page.locator("#metrics figure.chart").count() == 6
         assert page.locator("#metrics figure").first.locator(".mark.failure").count() == 1
         page.get_by_label("Ranks", exact=True).select_option("all")
-        page.wait_for_function(
-            "document.querySelector('#metrics figure').querySelectorAll('.line').length === 4"
-        )
+        wait_until(page, "document.querySelector('#metrics figure').querySelectorAll('.line').length === 4")
         assert page.locator("#resources figure.chart").count() > 5
         assert page.locator(".findings li").count() > 1
         assert page.locator("#events .cause-redone").count() == 1
@@ -59,7 +57,7 @@ def test_a_report_has_the_charts_of_the_page_without_a_server(tmp_path: Path) ->
         canvas = page.locator("#steps canvas")
         before = canvas.evaluate("one => one.width")
         canvas.press("+")
-        page.wait_for_function(f"document.querySelector('#steps canvas').width < {before}")
+        wait_until(page, f"document.querySelector('#steps canvas').width < {before}")
         page.get_by_label("Attempt", exact=True).select_option("0")
         page.get_by_label("Search lines").fill("step  260")
         page.locator("#logs [role=status]", has_text="1 matching").wait_for()

@@ -14,9 +14,12 @@ from starlette.testclient import TestClient
 from tests.recorded_run import points, write
 from tests.ui.signing_in import sign_in
 
+from powertrain.run.remote import protocol
 from powertrain.ui import app as application
 from powertrain.ui.app import make_app
+from powertrain.ui.control import control
 from powertrain.ui.places import Places
+from powertrain.ui.queries import BadQuery
 from powertrain.ui.security import (
     KEY_ARGUMENT,
     KEY_HEADER,
@@ -26,6 +29,7 @@ from powertrain.ui.security import (
     is_allowed_host,
 )
 from powertrain.views import static_files
+from powertrain.wire.values import ProcessStack
 
 PORT = 8000
 BASE = f"http://127.0.0.1:{PORT}"
@@ -303,3 +307,17 @@ def test_names_cannot_lead_out_of_the_directory(signed_in: TestClient, root: Pat
 @pytest.mark.parametrize("file", ["..%2fapp.py", "%2e%2e/security.py", "app.py", "../app.py"])
 def test_only_files_of_the_page_are_served(signed_in: TestClient, file: str) -> None:
     assert signed_in.get(f"/static/{file}").status_code == 404
+
+
+def test_stacks_are_text_of_all_ranks_and_another_request_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Places(str(root)).find("digits")
+    answer = protocol.Answer(ok=True, message="rank 1 did not answer")
+    seen = [protocol.RankSeen(rank=0, processes=[ProcessStack(pid=1, title="rank 0", state="S", threads=[])])]
+    monkeypatch.setattr("powertrain.ui.control.ask_for_stacks", lambda run: (answer, None, seen))
+    shown = control(found, {"action": "stacks"})
+    assert (shown["ok"], shown["message"]) == (True, "rank 1 did not answer")
+    assert "rank 0" in shown["text"]
+    with pytest.raises(BadQuery, match="neither a stop"):
+        control(found, {"action": "profile"})

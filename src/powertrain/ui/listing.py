@@ -75,7 +75,7 @@ class RunList:
         try:
             version = places.journal_version(name)
             live = places.live()
-            is_live = bool(live) and real_path(places.root.child(name).uri) in live
+            is_live = bool(live) and real_path(places.child(name).uri) in live
 
             def row(before: object) -> dict[str, Any]:
                 made, is_over = make(name)
@@ -92,7 +92,7 @@ class RunList:
 
     def _run(self, name: str) -> tuple[dict[str, Any], bool]:
         record = self._places.record(name)
-        summary = summarize(name, record.facts)
+        summary = summarize(name, record.facts, run=record.state)
         live = record.found.live
         row = {
             **asdict(summary),

@@ -38,6 +38,8 @@ _REMOTE_AGE_S = 3.0
 _SETTLED_FACTOR = 10
 #: Runs whose facts are kept, and sweeps.
 _MOST_RECORDS, _MOST_SWEEPS = 512, 64
+#: Directories of runs that are kept for further looks.
+_MOST_CHILDREN = 20_000
 #: Bytes at the begin of a journal that tell runs apart.
 _HEAD_BYTES = 4096
 #: Bytes of the longest id: two names of files, each byte as "%ff".
@@ -108,6 +110,7 @@ class Places:
         self.is_near = self.root.local_path("x") is not None
         self._age = _LOCAL_AGE_S if self.is_near else _REMOTE_AGE_S
         self._recent = _Recent()
+        self._children: dict[str, Storage] = {}
         self._kinds: dict[str, str] = {}
         #: Versions of journals of runs that are over.
         self._settled: dict[str, Version] = {}
@@ -115,6 +118,15 @@ class Places:
         self._sweeps: Memo[SweepRecord] = Memo(_MOST_SWEEPS)
         self._telemetry: Memo[RecordedTelemetry] = Memo(2)
         self._logs: Memo[tuple[LogFiles, list[LogFile]]] = Memo(_MOST_SWEEPS)
+
+    def child(self, name: str) -> Storage:
+        """Return the directory of a run or sweep. They are kept: making one is most of a look at a small run."""
+        found = self._children.get(name)
+        if found is None:
+            if len(self._children) >= _MOST_CHILDREN:
+                self._children.clear()
+            found = self._children[name] = self.root.child(name)
+        return found
 
     def names(self) -> tuple[list[str], list[str]]:
         """Return the names of all runs and sweeps, and the sweeps among them."""
@@ -128,7 +140,7 @@ class Places:
 
     def find(self, name: str) -> FoundRun:
         """Return a run or sweep; raises :class:`StorageError` if there is none of this name."""
-        place = self.root.child(name)
+        place = self.child(name)
         first, _, trial = name.partition("/")
         live = self.live().get(real_path(place.uri))
         kind = self._kind(first)
@@ -139,7 +151,7 @@ class Places:
 
     def _kind(self, name: str) -> str:
         """Return whether a name is a run or a sweep, without a listing of the others."""
-        return self._recent.get(("kind", name), self._age, lambda: kind_of(self.root.child(name)))
+        return self._recent.get(("kind", name), self._age, lambda: kind_of(self.child(name)))
 
     def version(self, name: str) -> Version:
         """Return a value that changes whenever the run's journal, metrics or telemetry do."""
@@ -154,12 +166,12 @@ class Places:
     def journal_version(self, name: str) -> Version:
         """Return a value that changes with a run's journal. Of a run that is over it is looked for less often."""
         age = self._age * (1 if name not in self._settled else _SETTLED_FACTOR)
-        return self._recent.get(("journal", name), age, lambda: tuple(self.root.child(name).list("journal")))
+        return self._recent.get(("journal", name), age, lambda: tuple(self.child(name).list("journal")))
 
     def metrics_version(self, name: str) -> Version:
         """Return a value that changes with the metrics of a run that goes on; those of one that is over stay."""
         age = math.inf if self._settled.get(name) == self.journal_version(name) else self._age
-        return self._recent.get(("metrics", name), age, lambda: tuple(self.root.child(name).list("metrics")))
+        return self._recent.get(("metrics", name), age, lambda: tuple(self.child(name).list("metrics")))
 
     def settle(self, name: str, version: Version) -> None:
         """Note that a run is over as of this version of its journal."""

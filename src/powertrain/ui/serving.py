@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import html
+import importlib
 import ipaddress
 import os
 import secrets
@@ -105,9 +106,16 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
             ws="none",
         )
         address = f"{base}?token={quote(access.token, safe='')}"
+        threading.Thread(target=load_readers, daemon=True).start()
         browser = opened_browser(address) if options.opens_browser else contextlib.nullcontext()
         with browser, contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=listeners)
+
+
+def load_readers() -> None:
+    """Import what reads metrics and steps: half a second that the first page would wait for."""
+    for name in ("pyarrow", "pandas"):
+        importlib.import_module(name)
 
 
 @contextlib.contextmanager

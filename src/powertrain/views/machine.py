@@ -1,8 +1,9 @@
-"""Resources of ranks over time, in pixels. Pure."""
+"""Speed and resources of ranks over time, in pixels. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ CHARTS = {
     "net_in": ("Network in", "MiB/s", ""),
     "net_out": ("Network out", "MiB/s", ""),
 }
+#: Rates of the steps: the title and the unit of their chart.
+RATES = {"steps": ("Steps", "steps/s"), "samples": ("Data", "samples/s"), "tokens": ("Tokens", "tokens/s")}
 #: Shares, which are shown as per cent.
 _SHARES = ("gpu_busy",)
 
@@ -44,43 +47,80 @@ def sample_window(samples: Mapping[int, Mapping[int, NDArray[np.void]]], columns
     return Window(begin, max(end, begin + 1e-3), columns)
 
 
-def resources(samples: Mapping[int, Mapping[int, NDArray[np.void]]], window: Window) -> dict[str, Any]:
-    """Return a chart for each resource that was used.
+def resources(
+    samples: Mapping[int, Mapping[int, NDArray[np.void]]],
+    window: Window,
+    steps: Mapping[int, Mapping[int, NDArray[np.void]]] | None = None,
+) -> dict[str, Any]:
+    """Return a chart for each rate of the steps that is known, and for each resource that was used.
 
     Up to :data:`~powertrain.views.metrics.MOST_LINES` ranks have a line each. Of more, charts have the lowest, the
     median and the highest value of all ranks, and the line of the rank with the highest mean.
     """
-    ranks = sorted({rank for of_attempt in samples.values() for rank in of_attempt})
-    parts = {rank: _of_rank(samples, rank) for rank in ranks}
     charts = []
-    for field, (title, unit, limit) in CHARTS.items():
-        table = (
-            np.stack([_means(parts[rank], field, window) for rank in ranks]) if ranks else np.zeros((0, 0))
-        )
-        if not np.any(table > 0):
-            continue
-        table = table * 100.0 if field in _SHARES else table
-        most = max((float(np.nanmax(parts[rank][limit])) for rank in ranks), default=0.0) if limit else 0.0
-        charts.append({"field": field, "title": title, "unit": unit, "limit": most, **_lines(table, ranks)})
+    ranks, every, owner = _joined(steps or {})
+    if ranks:
+        pixels = _Pixels.of(every["start"], owner, len(ranks), window)
+        seconds = np.maximum(np.nan_to_num(every["phases"].astype(np.float64), posinf=0.0), 0.0).sum(axis=1)
+        for field, (title, unit) in RATES.items():
+            counts = np.ones(len(every)) if field == "steps" else np.asarray(every[field], np.float64)
+            charts += _chart(
+                pixels.ratios(counts, seconds), ranks, field=field, title=title, unit=unit, limit=0.0
+            )
+    ranks, every, owner = _joined(samples)
+    if ranks:
+        pixels = _Pixels.of(every["time"], owner, len(ranks), window)
+        for field, (title, unit, limit) in CHARTS.items():
+            values = np.asarray(every[field], np.float64) * (100.0 if field in _SHARES else 1.0)
+            means = pixels.ratios(values, np.ones(len(values)))
+            most = float(np.nanmax(every[limit])) if limit else 0.0
+            charts += _chart(means, ranks, field=field, title=title, unit=unit, limit=most)
     return {"begin": window.begin, "end": window.end, "columns": window.columns, "charts": charts}
 
 
-def _of_rank(samples: Mapping[int, Mapping[int, NDArray[np.void]]], rank: int) -> NDArray[np.void]:
-    found: NDArray[np.void] = np.concatenate(
-        [samples[attempt][rank] for attempt in sorted(samples) if rank in samples[attempt]]
-    )
-    return found
+def _chart(table: Floats, ranks: Sequence[int], **words: Any) -> list[dict[str, Any]]:
+    """Return the chart of these pixels, a row for each rank; none where all are zero or unknown."""
+    return [{**words, **_lines(table, ranks)}] if np.any(table > 0) else []
 
 
-def _means(part: NDArray[np.void], field: str, window: Window) -> Floats:
-    """Return the mean of a field in each pixel; NaN in pixels without a sample."""
-    values = np.asarray(part[field], np.float64)
-    width = (window.end - window.begin) / window.columns
-    known = np.isfinite(values) & (part["time"] >= window.begin) & (part["time"] <= window.end)
-    column = np.minimum(((part["time"][known] - window.begin) / width).astype(int), window.columns - 1)
-    count = np.bincount(column, minlength=window.columns)
-    total = np.bincount(column, values[known], window.columns)
-    return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan), np.float64)
+def _joined(
+    tables: Mapping[int, Mapping[int, NDArray[np.void]]],
+) -> tuple[list[int], NDArray[np.void], NDArray[np.int64]]:
+    """Return the ranks, the records of all of them over all attempts, and the place of each record's rank."""
+    ranks = sorted({rank for of_attempt in tables.values() for rank in of_attempt})
+    place = {rank: number for number, rank in enumerate(ranks)}
+    parts = [(place[rank], part) for of_attempt in tables.values() for rank, part in of_attempt.items()]
+    if not parts:
+        return [], np.zeros(0, np.void), np.zeros(0, np.int64)
+    owner = np.repeat([number for number, _ in parts], [len(part) for _, part in parts])
+    return ranks, np.concatenate([part for _, part in parts]), owner
+
+
+@dataclass(frozen=True)
+class _Pixels:
+    """The pixel of each record in a table with a row for each rank."""
+
+    cells: NDArray[np.int64]
+    #: Whether a record is within the window.
+    is_inside: NDArray[np.bool_]
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, times: NDArray[Any], owner: NDArray[np.int64], rows: int, window: Window) -> _Pixels:
+        inside = (times >= window.begin) & (times <= window.end)
+        width = (window.end - window.begin) / window.columns
+        columns = ((np.where(inside, times, window.begin) - window.begin) / width).astype(np.int64)
+        cells = owner * window.columns + np.minimum(columns, window.columns - 1)
+        return cls(cells, inside, (rows, window.columns))
+
+    def ratios(self, values: Floats, weights: Floats) -> Floats:
+        """Return the sum of values by the sum of weights in each pixel; NaN where there are none."""
+        known = self.is_inside & np.isfinite(values)
+        cells, size = self.cells[known], self.shape[0] * self.shape[1]
+        weight = np.bincount(cells, weights[known], size)
+        total = np.bincount(cells, values[known], size)
+        found = np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), np.nan)
+        return np.asarray(found.reshape(self.shape), np.float64)
 
 
 def _lines(table: Floats, ranks: Sequence[int]) -> dict[str, Any]:

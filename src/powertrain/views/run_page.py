@@ -57,7 +57,7 @@ class ShownRun:
 def run_page(run: ShownRun) -> dict[str, Any]:
     """Return the overview of a run. A part that cannot be read has the reason in ``unread``."""
     storage, facts, state = run.storage, run.facts, run.state
-    summary = summarize(run.name, facts, run.stands.row if run.stands is not None else 0)
+    summary = summarize(run.name, facts, run.stands.row if run.stands is not None else 0, state)
     known_until = facts[-1].time if summary.state == INTERRUPTED else time.time()
     parts = history.spans(facts, run.silent_since or known_until)
     start = next((fact for fact in reversed(facts) if isinstance(fact, ev.RunStarted)), None)
@@ -83,6 +83,7 @@ def run_page(run: ShownRun) -> dict[str, Any]:
         "engine": start.engine if start is not None else "",
         "ranks": run.world_size,
         "stands": run.stands,
+        "progress": read("progress", lambda: overview.progress(storage, summary.rows), None),
         "most_curves": MOST_CURVES,
         "metrics": read("metrics", lambda: curves.metric_names(storage, state), []),
         "last": metric_pairs(last, limit=60),
@@ -133,7 +134,9 @@ def run_steps(
 
 
 def run_resources(run: ShownRun, *, columns: int) -> dict[str, Any] | None:
-    """Return the resources of ranks; None if no samples were recorded."""
-    samples = run.telemetry().samples
-    window = machine.sample_window(samples, min(max(1, columns), _MOST_COLUMNS))
-    return machine.resources(samples, window) if window is not None else None
+    """Return the speed and the resources of ranks; None if neither steps nor samples were recorded."""
+    telemetry = run.telemetry()
+    columns = min(max(1, columns), _MOST_COLUMNS)
+    window = machine.sample_window(telemetry.samples, columns)
+    window = window or timeline.full_window(telemetry.steps, columns)
+    return machine.resources(telemetry.samples, window, telemetry.steps) if window is not None else None

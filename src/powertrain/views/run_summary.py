@@ -32,9 +32,11 @@ class RunSummary:
     unsaved: int = 0
 
 
-def summarize(name: str, events: Sequence[ev.Event], rows: int = 0) -> RunSummary:
-    """Summarize ``events``; ``rows`` if more rows are known than the journal has."""
-    run = journal.replay(events)
+def summarize(
+    name: str, events: Sequence[ev.Event], rows: int = 0, run: lifecycle.RunState | None = None
+) -> RunSummary:
+    """Summarize ``events``; ``rows`` if more rows are known than the journal has, ``run`` if its state is known."""
+    run = journal.replay(events) if run is None else run
     starts = [event for event in events if isinstance(event, ev.RunStarted)]
     ended = [event.rows for event in events if isinstance(event, ev.Ended)]
     committed = [row for row, _ in run.committed]

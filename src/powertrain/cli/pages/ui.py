@@ -34,7 +34,10 @@ def ui(
     ] = "",
     control: Annotated[
         bool,
-        typer.Option("--control", help="Let the dashboard stop and resize runs; else it only shows them."),
+        typer.Option(
+            "--control",
+            help="Let the dashboard stop and resize runs and ask for stacks; else it only shows them.",
+        ),
     ] = False,
 ) -> None:
     """Show runs in a browser: curves, steps, resources, findings, logs, live or long over."""

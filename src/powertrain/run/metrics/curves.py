@@ -51,7 +51,7 @@ _LARGEST_ROW = 1 << 61
 #: The first and the last row that 64 bits can hold.
 _EVERY_ROW = (-(1 << 63), (1 << 63) - 1)
 
-__all__ = ["Curve", "curve", "curves", "metric_names"]
+__all__ = ["Curve", "curve", "curves", "metric_names", "times_of_rows"]
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,17 @@ def curves(
         return [
             _curve_now(sources, run_state, name, pixels, rank, rows or _EVERY_ROW) for name, rank in wanted
         ]
+
+    return consistently(read)
+
+
+def times_of_rows(storage: Storage, run_state: RunState, rows: Iterable[int]) -> dict[int, float]:
+    """Return when rank 0 reported these rows, in Unix seconds. Rows that it has no point of are left out."""
+
+    def read() -> dict[int, float]:
+        sources = stored_points(storage)
+        found = {row: _curve_now(sources, run_state, "timestamp", 1, 0, (row, row)).last for row in set(rows)}
+        return {row: float(times[-1]) for row, times in found.items() if len(times)}
 
     return consistently(read)
 

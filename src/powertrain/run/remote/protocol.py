@@ -162,6 +162,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, tag="description"):
     upload_age: float = 0.0
     #: Ranks that a debugger holds.
     debugged: list[int] = []
+    #: How far rank 0 has read its data: "train: epoch 3, 45 %"; "" where nothing is known.
+    data: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):

@@ -64,6 +64,7 @@ def describe(
 ) -> protocol.Description:
     """Return the state of the run. ``row_age`` is -1 before the first row; ``now`` is of the monotonic clock."""
     members = attempt.members if attempt is not None else []
+    first = next((m.beat for m in members if m.rank == 0), None)
     return protocol.Description(
         state=run.state,
         reason=run.reason,
@@ -77,4 +78,5 @@ def describe(
         upload_bytes=sum(checkpoint.bytes for checkpoint in pending),
         upload_age=round(max((now - checkpoint.since for checkpoint in pending), default=0.0), 3),
         debugged=[m.rank for m in members if m.beat is not None and m.beat.debugged and not m.exited],
+        data=first.data if first is not None else "",
     )

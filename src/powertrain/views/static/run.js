@@ -2,7 +2,7 @@
 
 import { decodeURIComponentSafely } from "./addresses.js";
 import { LineChart } from "./chart.js";
-import { age, attempt, clockTime, duration, fetchJson, follow, h, isReport, newest, now, percent, plural, postJson, redraw, replace, size, stateBadge, table, whole } from "./dom.js";
+import { age, attempt, clockTime, duration, fetchJson, follow, h, isReport, newest, now, number, percent, plural, postJson, redraw, replace, size, stateBadge, table, whole } from "./dom.js";
 import { Logs } from "./logs.js";
 import { Timeline, WORDS } from "./timeline.js";
 
@@ -30,6 +30,7 @@ export function runPage(main, id) {
   const view = { page: null, lines: new Map(), axis: "row", rank: "0", isLog: false, smoothing: 0, zoom: null, window: null, shown: CHARTS_AT_FIRST, turn: 0, times: new Map() };
   const charts = new Map(), resourceCharts = new Map();
   const answer = h("p", { class: "answer", role: "status" });
+  const stacks = h("div");
   const header = h("header", { class: "run-head" });
   const parts = Object.fromEntries(SECTIONS.map(([name]) => [name, h("div", { class: "body" })]));
   const logs = new Logs(id);
@@ -39,7 +40,7 @@ export function runPage(main, id) {
   const more = h("button", { type: "button", class: "button", hidden: true, onclick: () => { view.shown = Infinity; more.hidden = true; drawLines(); } });
   parts.metrics.append(metricTools, grid, more);
   parts.logs.append(logs.element);
-  replace(main, header, answer, h("nav", { class: "sections", "aria-label": "Sections" }, h("ul", null, SECTIONS.map(([name, title]) => h("li", null, h("a", { href: `#${name}` }, title))))),
+  replace(main, header, answer, stacks, h("nav", { class: "sections", "aria-label": "Sections" }, h("ul", null, SECTIONS.map(([name, title]) => h("li", null, h("a", { href: `#${name}` }, title))))),
     SECTIONS.map(([name, title]) => section(name, title, parts[name])));
 
   // ---------------------------------------------------------------- head and overview
@@ -50,17 +51,30 @@ export function runPage(main, id) {
     const page = view.page;
     document.title = `${page.name} · Powertrain`;
     const facts = [
-      ["Rows", whole(page.rows)], ["Workers", String(page.world_size)], ["Attempts", String(page.attempts)], ["Duration", duration(isOver() || page.silent_since ? page.seconds : now() - page.started)],
+      ["Rows", page.progress ? `${whole(page.rows)} of ${whole(page.progress.rows)} (${percent(page.progress.share)})` : whole(page.rows)], ["Workers", String(page.world_size)], ["Attempts", String(page.attempts)], ["Duration", duration(isOver() || page.silent_since ? page.seconds : now() - page.started)],
       ["Started", !page.started ? "–" : isReport() ? clockTime(page.started) : `${age(now() - page.started)} ago`], ["Engine", page.engine || "–"], ["Host", page.host || "–"],
     ];
-    const buttons = page.can_control && page.is_live ? h("div", { class: "tools" }, h("button", { type: "button", class: "button", onclick: stop }, "Stop"), h("button", { type: "button", class: "button", onclick: resize }, "Resize")) : null;
+    if (page.stands?.data) facts.push(["Data", page.stands.data]);
+    const speed = page.diagnosis?.throughput;
+    if (speed?.samples || speed?.steps) facts.push(["Rate", speed.samples ? `${number(speed.samples)} samples/s` : `${number(speed.steps)} steps/s`]);
+    const top = (page.diagnosis?.findings || []).find((one) => one.severity !== "info");
+    const buttons = page.can_control && page.is_live ? h("div", { class: "tools" }, h("button", { type: "button", class: "button", onclick: stop }, "Stop"), h("button", { type: "button", class: "button", onclick: resize }, "Resize"), h("button", { type: "button", class: "button", onclick: showStacks }, "Stacks")) : null;
     redraw(header, h("div", { class: "head" }, h("div", null, h("h1", null, page.name, " ", stateBadge(page.state)), page.reason ? h("p", { class: "reason" }, page.reason) : null, page.silent_since ? h("p", { class: "reason" }, `Not heard of since ${clockTime(page.silent_since)}, ${age(now() - page.silent_since)} ago. Its machine may be gone.`) : null, h("p", { class: "path" }, page.path)), buttons),
+      top ? h("p", { class: `top-finding ${top.severity}` }, h("a", { href: "#overview" }, top.summary)) : null,
       h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))));
   }
 
   async function send(content) {
     answer.textContent = "Sending…";
     try { answer.textContent = (await postJson("/api/control", { run: id }, content)).message; } catch (error) { answer.textContent = error.message; }
+  }
+  async function showStacks() {
+    answer.textContent = "Asking the ranks…";
+    try {
+      const found = await postJson("/api/control", { run: id }, { action: "stacks" });
+      answer.textContent = found.message || `Stacks at ${clockTime(now())}`;
+      replace(stacks, h("pre", { class: "log stacks", tabindex: 0, "aria-label": "Stacks of ranks" }, found.text), h("button", { type: "button", class: "quiet", onclick: () => replace(stacks) }, "Close"));
+    } catch (error) { answer.textContent = error.message; }
   }
   const stop = () => { if (confirm(`Stop ${view.page.name} at its next boundary?`)) send({ action: "stop" }); };
   const resize = () => { const workers = Number(prompt("New number of workers", String(view.page.world_size))); if (Number.isInteger(workers) && workers > 0) send({ action: "resize", workers }); };
@@ -84,7 +98,7 @@ export function runPage(main, id) {
   function drawOverview() {
     const page = view.page, found = page.diagnosis?.findings || [], stands = page.stands;
     const status = stands ? h("p", { class: "now" }, stands.row_age >= 0 ? `Row ${whole(stands.row)}, ${age(stands.row_age)} ago.` : "No row yet.",
-      stands.awaited.length ? ` Waiting for ranks ${stands.awaited.slice(0, 8).join(", ")}.` : "", stands.uploads ? ` ${plural(stands.uploads, "checkpoint")} uploading (${size(stands.upload_bytes)}).` : "") : null;
+      stands.awaited.length ? ` Waiting for ranks ${stands.awaited.slice(0, 8).join(", ")}.` : "", stands.uploads ? ` ${plural(stands.uploads, "checkpoint")} uploading (${size(stands.upload_bytes)}, since ${duration(stands.upload_age)}).` : "") : null;
     const phases = page.diagnosis?.phases || [];
     redraw(parts.overview, status,
       (page.left_out || []).map((words) => h("p", { class: "faint" }, words)),
@@ -254,9 +268,9 @@ export function runPage(main, id) {
     const saved = view.page.checkpoints;
     if (!saved) { replace(parts.checkpoints, h("p", { class: "muted" }, "The checkpoints cannot be read.")); return; }
     const rows = [...saved.committed].reverse().map((one) => h("tr", null, h("th", { scope: "row" }, one.name, one.is_best ? h("span", { class: "tag" }, "best") : null), h("td", { class: "num" }, whole(one.row)), h("td", { class: "num" }, size(one.bytes)), h("td", { class: "num" }, whole(one.files)),
-      h("td", null, h("time", { datetime: new Date(one.time * 1000).toISOString() }, clockTime(one.time))), h("td", { class: "muted" }, one.metrics.map(([name, value]) => `${name} ${value}`).join("  "))));
-    const lost = saved.unsaved.map((one) => h("tr", { class: "lost" }, h("th", { scope: "row" }, one.name || "no name", h("span", { class: "tag bad" }, "not saved")), h("td", { class: "num" }, whole(one.row)), h("td", { colspan: 4 }, one.reason)));
-    const columns = [{ title: "Checkpoint" }, { title: "Row", class: "num" }, { title: "Size", class: "num" }, { title: "Files", class: "num" }, { title: "Committed" }, { title: "Metrics" }];
+      h("td", null, h("time", { datetime: new Date(one.time * 1000).toISOString() }, clockTime(one.time))), h("td", { class: "num" }, one.lag === null ? "–" : duration(one.lag)), h("td", { class: "muted" }, one.metrics.map(([name, value]) => `${name} ${value}`).join("  "))));
+    const lost = saved.unsaved.map((one) => h("tr", { class: "lost" }, h("th", { scope: "row" }, one.name || "no name", h("span", { class: "tag bad" }, "not saved")), h("td", { class: "num" }, whole(one.row)), h("td", { colspan: 5 }, one.reason)));
+    const columns = [{ title: "Checkpoint" }, { title: "Row", class: "num" }, { title: "Size", class: "num" }, { title: "Files", class: "num" }, { title: "Committed" }, { title: "After its report", class: "num" }, { title: "Metrics" }];
     redraw(parts.checkpoints, saved.data ? h("p", { class: "muted" }, `Data at the newest: ${saved.data}`) : null, rows.length + lost.length ? table("Checkpoints", columns, [...lost, ...rows]) : h("p", { class: "muted" }, "No checkpoint has been committed."));
   }
 
