@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.other_user import OtherUser
 
-from powertrain.cli.doctor import machine, processes, stores, verdicts
+from powertrain.cli.doctor import device_verdicts, machine, processes, stores, verdicts
 from powertrain.cli.doctor.requirements import Requirement
 from powertrain.storage import open_storage
 from powertrain.storage.local import LocalStorage
@@ -60,7 +60,7 @@ def test_a_failed_check_is_printed_with_its_fix_and_exit_code_1(tmp_path: Path) 
 def test_an_interface_that_does_not_exist_fails_the_collective() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
-        found = verdicts.check_collective(processes.gather_collective("gloo", 2))
+        found = device_verdicts.check_collective(processes.gather_collective("gloo", 2))
     assert found.verdict == "fail"
     assert "nosuch0" in found.why
 
@@ -80,7 +80,10 @@ def test_a_thread_that_every_process_starts_makes_forks_unsafe(tmp_path: Path) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         facts = processes.gather_torch()
-    assert verdicts.check_start_method(verdicts.StartFacts("linux", facts.unsafe)).verdict == "warn"
+    assert (
+        device_verdicts.check_start_method(device_verdicts.StartFacts("linux", facts.unsafe)).verdict
+        == "warn"
+    )
 
 
 def test_small_full_and_missing_shared_memory_are_found(mount_small_disk: Callable[[str], Path]) -> None:

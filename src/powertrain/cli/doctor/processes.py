@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from powertrain.cli.doctor.verdicts import CollectiveFacts
+from powertrain.cli.doctor.device_verdicts import CollectiveFacts
 
 #: Importing torch takes seconds on a busy machine, and minutes from a cold network disk.
 _IMPORT_TIMEOUT_S = 120.0
