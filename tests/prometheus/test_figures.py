@@ -31,6 +31,7 @@ def values(figures: RunFigures) -> dict[str, float]:
 @pytest.fixture
 def eventful() -> RunFigures:
     figures = RunFigures("r")
+    figures.on_event(ev.Warned(time=at(0), message="before the run has started"))
     for event in (STARTED, ev.SlotsRequested(time=at(0), attempt=0, count=2), *EVENTFUL):
         figures.on_event(event)
     return figures

@@ -96,9 +96,10 @@ def _started(arguments: list[str], errors: IO[bytes]) -> Iterator[subprocess.Pop
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         if process.stdout is not None:
             process.stdout.close()
 

@@ -46,9 +46,10 @@ class RunFigures:
     def on_event(self, event: ev.Fact) -> None:
         """Take in a fact of the run."""
         with self._lock:
-            self._state = lifecycle.next_state(self._state, event)
             if type(event) in self._counts:
                 self._counts[type(event)] += 1
+            if type(event) not in lifecycle.NEUTRAL:
+                self._state = lifecycle.next_state(self._state, event)
             if isinstance(event, ev.RunStarted):
                 self._engine = event.engine
                 self._gauges["start_time_seconds"] = event.time
