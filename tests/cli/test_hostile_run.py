@@ -117,6 +117,8 @@ def test_ls_shows_hostile_names_literally(ended: Storage, going: Storage, tmp_pa
         ("stop",),
         ("diagnose",),
         ("track",),
+        ("track", "--json"),
+        ("stop", "--json"),
         ("diagnose", "--json"),
     ],
     ids=" ".join,
@@ -172,7 +174,9 @@ def test_trace_export_of_a_hostile_run(ended: Storage, tmp_path: Path) -> None:
         ("stacks", "--json"),
         ("profile",),
         ("stop", "--no-wait"),
+        ("stop", "--no-wait", "--json"),
         ("resize", "2"),
+        ("resize", "2", "--json"),
         ("logs",),
         ("ls",),
     ],
@@ -213,6 +217,10 @@ def test_the_doctor_on_a_storage_with_a_hostile_name(place: Storage, tmp_path: P
     check_no_line_is_forged(text)
 
 
+def test_ls_as_json_shows_hostile_names_literally(ended: Storage, going: Storage, tmp_path: Path) -> None:
+    check_no_line_is_forged(shown_by(tmp_path, "ls", "--json"))
+
+
 def test_gc_of_hostile_runs(ended: Storage, going: Storage, place: Storage, tmp_path: Path) -> None:
     for options in ((), ("--json",)):
         text = shown_by(tmp_path, "gc", _path(place), *options)
@@ -247,7 +255,8 @@ def test_every_verb_is_tried_here() -> None:
     verbs |= {group.name for group in app.registered_groups if group.name}
     # "run" opens no run directory that it was given: all that it shows is of the run that it makes.
     # "ui" prints nothing of a run; tests/ui look at its replies.
-    assert verbs - {"run", "ui"} == {
+    # "completion" prints only names of plain characters; its own tests look at them.
+    assert verbs - {"run", "ui", "completion"} == {
         "ls", "show", "logs", "stop", "stacks", "profile", "resize", "diagnose", "compare", "track", "doctor", "gc",
         "metrics", "migrate", "report", "trace", "k8s",
     }  # fmt: skip

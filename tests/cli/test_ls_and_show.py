@@ -121,6 +121,17 @@ def test_ls_passes_over_directories_that_are_no_runs(place: Storage) -> None:
     assert [line.split()[0] for line in output_of("ls").splitlines()] == ["run", "real"]
 
 
+def test_ls_as_json_has_each_run_with_its_state(place: Storage) -> None:
+    for name, at in (("old", time.time() - 100), ("new", time.time())):
+        journal = Journal(place.child(name), 1)
+        for fact in trained(name, at=at):
+            journal.append(fact)
+        journal.close()
+    found = json.loads(CliRunner().invoke(app, ["ls", "--json"]).output)
+    assert [(run["name"], run["world_size"]) for run in found["runs"]] == [("new", 2), ("old", 2)]
+    assert (found["sweeps"], found["path"]) == ([], place.uri)
+
+
 def test_ls_says_when_there_are_no_runs(tmp_path: Path) -> None:
     assert output_of("ls", str(tmp_path)).strip() == f"There are no runs in {tmp_path}."
 

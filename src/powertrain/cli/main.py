@@ -10,6 +10,7 @@ import typer
 
 from powertrain.cli.common.output import print_line, print_message
 from powertrain.cli.compare import compare
+from powertrain.cli.completion.verb import completion
 from powertrain.cli.diagnose import diagnose
 from powertrain.cli.doctor.verb import doctor
 from powertrain.cli.gc.verb import gc
@@ -55,6 +56,7 @@ app.command()(track)
 app.command()(doctor)
 app.command()(gc)
 app.command()(migrate)
+app.command()(completion)
 app.add_typer(trace, name="trace")
 app.add_typer(k8s, name="k8s")
 

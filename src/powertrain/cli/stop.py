@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powertrain.cli.common import arguments
-from powertrain.cli.common.output import print_line, print_message, print_status
+from powertrain.cli.common.output import print_json, print_line, print_message, print_status
 from powertrain.lookup.asking import ask, out_of_reach
 from powertrain.lookup.finding import FoundRun, find_run_or_sweep
 from powertrain.lookup.watching import RunWatch
@@ -46,6 +46,9 @@ def stop(
         ),
     ] = 0.0,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has ended.")] = True,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the outcome as JSON, messages on stderr.")
+    ] = False,
 ) -> None:
     """Stop a run at its next boundary, with a checkpoint if its loop can save. Exits with 0 when it was stopped.
 
@@ -55,14 +58,24 @@ def stop(
     watch = _watch_of(found)
     watch.look()
     if found.live is None:
-        print_line(watch.ending() if watch.is_over else out_of_reach(found), err=True)
+        message = watch.ending() if watch.is_over else out_of_reach(found)
+        print_line(message, err=True)
+        _print_outcome(found, json, False, message)
         raise typer.Exit(1)
     answer = ask(found, protocol.StopRequest(by=_requester(), now=now, within=timeout))
-    print_message(answer.message, err=not answer.ok)
+    print_message(answer.message, err=json or not answer.ok)
+    if answer.ok and wait:
+        _wait(watch, found, json)
+        return
+    # Without waiting, the request is all that was done.
+    _print_outcome(found, json, False, answer.message)
     if not answer.ok:
         raise typer.Exit(1)
-    if wait:
-        _wait(watch, found)
+
+
+def _print_outcome(found: FoundRun, json: bool, stopped: bool, message: str) -> None:
+    if json:
+        print_json({"run": found.name, "stopped": stopped, "message": message})
 
 
 def _watch_of(found: FoundRun) -> RunWatch | SweepWatch:
@@ -81,14 +94,14 @@ def _requester() -> str:
     return f"{user}@{socket.gethostname()} pid {os.getpid()}"
 
 
-def _wait(watch: RunWatch | SweepWatch, found: FoundRun) -> None:
+def _wait(watch: RunWatch | SweepWatch, found: FoundRun, json: bool) -> None:
     """Wait for the end of the run or sweep and print it; after Ctrl-C it keeps stopping by itself."""
     began, status_at = time.monotonic(), _STATUS_INTERVAL_S
     shows_time = sys.stderr.isatty()
     try:
         while True:
             for fact in watch.look():
-                _print_fact(fact, shows_time)
+                _print_fact(fact, shows_time, json)
             if watch.is_over:
                 break
             waited = time.monotonic() - began
@@ -102,17 +115,18 @@ def _wait(watch: RunWatch | SweepWatch, found: FoundRun) -> None:
         raise typer.Exit(130) from None
     _clear_line(shows_time)
     was_stopped = watch.has_stopped
-    print_line(watch.ending(), err=not was_stopped)
+    print_line(watch.ending(), err=json or not was_stopped)
+    if was_stopped and (text := watch.continuing()):
+        print_line(text, err=json)
+    _print_outcome(found, json, was_stopped, watch.ending())
     if not was_stopped:
         raise typer.Exit(1)
-    if text := watch.continuing():
-        print_line(text)
 
 
-def _print_fact(fact: object, shows_time: bool) -> None:
+def _print_fact(fact: object, shows_time: bool, json: bool) -> None:
     if isinstance(fact, ev.Committed):
         _clear_line(shows_time)
-        print_line(f"{fact.checkpoint} is committed (row {fact.row}).")
+        print_line(f"{fact.checkpoint} is committed (row {fact.row}).", err=json)
     elif isinstance(fact, ev.CheckpointFailed):
         _clear_line(shows_time)
         print_line(f"The checkpoint of row {fact.row} is lost: {fact.reason}.", err=True)

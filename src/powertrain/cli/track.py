@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from powertrain.cli.common import arguments
-from powertrain.cli.common.output import print_line
+from powertrain.cli.common.output import print_json, print_line
 from powertrain.errors import StorageError
 from powertrain.lookup.finding import FoundRun, find_run
 
@@ -25,6 +25,7 @@ def track(
             show_default=False,
         ),
     ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the progress of each tracker as JSON.")] = False,
 ) -> None:
     """Send the metrics of a run that its trackers have not received yet."""
     from powertrain.trackers import upkeep
@@ -34,10 +35,14 @@ def track(
         raise StorageError(
             f"{found.name!r} is running and sends its metrics itself. Run this command when it has ended."
         )
-    is_complete = True
+    is_complete, progress = True, []
     for line, is_done in upkeep.bring_up_to_date(found.place, tracker or [], _command(found)):
-        print_line(line, err=not is_done)
+        progress.append({"message": line, "done": is_done})
+        if not json:
+            print_line(line, err=not is_done)
         is_complete = is_complete and is_done
+    if json:
+        print_json({"run": found.name, "complete": is_complete, "trackers": progress})
     if not is_complete:
         raise typer.Exit(1)
 

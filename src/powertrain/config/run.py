@@ -245,6 +245,13 @@ def _profile(value: Any) -> Any:
     return instance_of(ProfileConfig)(value)
 
 
+def _host(value: Any) -> str:
+    host = text(value)
+    if any(character.isspace() or character in "/@" for character in host):
+        raise Refusal("it is not a host", 'Give an address or a name, such as "127.0.0.1" or "0.0.0.0".')
+    return host
+
+
 def _working_dir(value: Any) -> str:
     path = any_path(value)
     if "://" in path:
@@ -355,6 +362,14 @@ class RunConfig(Config):
     report: bool = option(True, flag)
     """True writes ``report.html`` into the run's directory at its end: the dashboard's page of the run in one file, to
     open and to pass on. Trials of a sweep have none. ``powertrain report`` makes one of any run."""
+
+    metrics_port: int | None = option(None, optional(whole(at_least=1, at_most=65535)))
+    """The TCP port at which the run serves figures for Prometheus and OpenMetrics, at ``/metrics``; None serves none.
+    Where the port is in use, the run goes on with a warning. Trials of a sweep serve nothing."""
+
+    metrics_host: str = option("127.0.0.1", _host)
+    """The address of ``metrics_port``. By default only this machine reaches it; ``"0.0.0.0"`` is reached from others,
+    without a password."""
 
     _moved: ClassVar[Mapping[str, str]] = {
         "local_dir": "Use storage_path.",

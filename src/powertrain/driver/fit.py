@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from powertrain.engine.base import Engine
     from powertrain.result.result import Result
     from powertrain.run.controller import Controller
-    from powertrain.run.outcome import RunOutcome
+    from powertrain.run.outcome import Observer, RunOutcome
     from powertrain.run.record.lease import Lease
     from powertrain.storage import Storage
 
@@ -204,7 +204,7 @@ def _make_controller(
         append_storage,
         chain,
         earlier.state,
-        run.terminal,
+        _observer_of(request, run, stack),
         earlier.checkpoint,
         functools.partial(lease_watch.is_displaced, lease),
     )
@@ -217,6 +217,16 @@ def _make_controller(
     stack.enter_context(lease_watch.watching(lease, controller.post_lease_lost, run.taken_by))
     listen(run.name, lease.number, append_storage, run.runtime, controller, stack)
     return controller, append_storage, record, earlier
+
+
+def _observer_of(request: TrainRequest, run: _OpenRun, stack: ExitStack) -> Observer:
+    """Return the observer of the run: its terminal, with figures for Prometheus where they are asked for."""
+    observer: Observer = run.terminal
+    if request.run.metrics_port is None or request.trial is not None:
+        return observer
+    from powertrain.driver.prometheus.server import measured  # loads an HTTP server
+
+    return measured(request.run, run.name, observer, stack, request.remarks)
 
 
 def _send_messages(controller: Controller, messages: list[str]) -> None:

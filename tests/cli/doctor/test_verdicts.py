@@ -10,19 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.cli.doctor import verdicts
+from powertrain.cli.doctor import device_verdicts, verdicts
+from powertrain.cli.doctor.device_verdicts import CollectiveFacts, GpuFacts, StartFacts
 from powertrain.cli.doctor.requirements import Requirement, parse_requirements, release, satisfies
 from powertrain.cli.doctor.verdicts import (
     Check,
     ClockFacts,
-    CollectiveFacts,
     DiskFacts,
-    GpuFacts,
     HostFacts,
     MemoryFacts,
     PortFacts,
     RayFacts,
-    StartFacts,
     StorageFacts,
     VersionFacts,
 )
@@ -51,26 +49,31 @@ CASES: list[tuple[Callable[[Any], Check], Any, str, str]] = [
     (verdicts.check_ray, RayFacts("2.60.0", NEEDED), "ok", "no cluster is configured"),
     (verdicts.check_ray, RayFacts("2.60.0", NEEDED, "head:1"), "ok", "answers"),
     (verdicts.check_ray, RayFacts("2.60.0", NEEDED, "head:1", "refused"), "fail", "does not answer: refused"),
-    (verdicts.check_gpus, GpuFacts(), "ok", "no NVIDIA GPU"),
-    (verdicts.check_gpus, GpuFacts(True, driver_error="mismatch"), "fail", "cannot use it: mismatch"),
-    (verdicts.check_gpus, GpuFacts(**GPU), "warn", "without CUDA"),
-    (verdicts.check_gpus, GpuFacts(**GPU, torch_cuda=(12, 6), torch_count=1), "ok", "CUDA 12.6"),
-    (verdicts.check_gpus, GpuFacts(**GPU, torch_cuda=(13, 0)), "fail", "up to 12.8, and torch .* 13.0"),
-    (verdicts.check_gpus, GpuFacts(**GPU, torch_cuda=(12, 6), torch_error="dead"), "fail", "dead"),
-    (verdicts.check_gpus, GpuFacts(**GPU, torch_cuda=(12, 6), visible=""), "warn", "hides every GPU"),
+    (device_verdicts.check_gpus, GpuFacts(), "ok", "no NVIDIA GPU"),
+    (device_verdicts.check_gpus, GpuFacts(True, driver_error="mismatch"), "fail", "cannot use it: mismatch"),
+    (device_verdicts.check_gpus, GpuFacts(**GPU), "warn", "without CUDA"),
+    (device_verdicts.check_gpus, GpuFacts(**GPU, torch_cuda=(12, 6), torch_count=1), "ok", "CUDA 12.6"),
     (
-        verdicts.check_gpus,
+        device_verdicts.check_gpus,
+        GpuFacts(**GPU, torch_cuda=(13, 0)),
+        "fail",
+        "up to 12.8, and torch .* 13.0",
+    ),
+    (device_verdicts.check_gpus, GpuFacts(**GPU, torch_cuda=(12, 6), torch_error="dead"), "fail", "dead"),
+    (device_verdicts.check_gpus, GpuFacts(**GPU, torch_cuda=(12, 6), visible=""), "warn", "hides every GPU"),
+    (
+        device_verdicts.check_gpus,
         GpuFacts(**{**GPU, "names": ["A", "A"]}, torch_cuda=(12, 6), torch_count=1),
         "warn",
         "lists 2 GPUs, and torch can use 1",
     ),
-    (verdicts.check_collective, CollectiveFacts("gloo", 2, "", 1.0), "ok", "2 processes took 1.0 s"),
-    (verdicts.check_collective, CollectiveFacts("gloo", 2, "refused"), "fail", "failed: refused"),
-    (verdicts.check_collective, CollectiveFacts("nccl", 2, "refused"), "fail", "failed: refused"),
-    (verdicts.check_start_method, StartFacts("linux"), "ok", "forked"),
-    (verdicts.check_start_method, StartFacts("linux", "a thread"), "warn", "a thread"),
-    (verdicts.check_start_method, StartFacts("linux", error="no torch"), "fail", "no torch"),
-    (verdicts.check_start_method, StartFacts("darwin"), "fail", "darwin"),
+    (device_verdicts.check_collective, CollectiveFacts("gloo", 2, "", 1.0), "ok", "2 processes took 1.0 s"),
+    (device_verdicts.check_collective, CollectiveFacts("gloo", 2, "refused"), "fail", "failed: refused"),
+    (device_verdicts.check_collective, CollectiveFacts("nccl", 2, "refused"), "fail", "failed: refused"),
+    (device_verdicts.check_start_method, StartFacts("linux"), "ok", "forked"),
+    (device_verdicts.check_start_method, StartFacts("linux", "a thread"), "warn", "a thread"),
+    (device_verdicts.check_start_method, StartFacts("linux", error="no torch"), "fail", "no torch"),
+    (device_verdicts.check_start_method, StartFacts("darwin"), "fail", "darwin"),
     (verdicts.check_shared_memory, MemoryFacts("/dev/shm", GIB, GIB), "ok", "1.0 GiB"),
     (verdicts.check_shared_memory, MemoryFacts("/dev/shm", GIB, 0), "fail", "is full"),
     (verdicts.check_shared_memory, MemoryFacts("/dev/shm", 64 << 20, 64 << 20), "warn", "is small"),

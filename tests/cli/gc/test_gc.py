@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.other_user import OtherUser
 from tests.recorded_run import write
 from tests.s3_server import S3Server
 from typer.testing import CliRunner
@@ -205,6 +207,29 @@ def test_the_last_holder_decides_whether_a_run_may_be_alive() -> None:
     assert why_in_use(holder("elsewhere", 1), here)
     assert why_in_use(holder(here, dead.pid), here) == ""
     assert why_in_use(holder("elsewhere", 1, released=True), here) == ""
+
+
+def test_a_run_of_another_user_is_left_alone(tmp_path: Path, other_user: OtherUser) -> None:
+    storage = ended_run(tmp_path / "run", num_to_keep=1)
+    os.chown(tmp_path / "run", other_user.uid, other_user.uid)
+    found, _ = delete_leftovers("run", storage)
+    assert (found.items, found.in_use) == ([], f"it belongs to another user (uid {other_user.uid})")
+    assert len(names(storage)) == 4
+
+
+def test_the_lock_of_a_shared_run_stays_open_to_its_group(tmp_path: Path) -> None:
+    storage = ended_run(tmp_path / "run", num_to_keep=1)
+    storage.put(
+        "run.json",
+        json.dumps(
+            {"run_config": {"checkpoint_config": {"num_to_keep": 1}, "shared_storage": True}}
+        ).encode(),
+    )
+    lock = tmp_path / "run" / "lease" / "lock"
+    lock.parent.chmod(0o775)
+    lock.chmod(0o660)
+    assert len(delete_leftovers("run", storage)[0].items) == 3
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o660
 
 
 def test_a_directory_without_a_lease_is_left_alone(tmp_path: Path) -> None:

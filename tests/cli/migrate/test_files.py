@@ -127,7 +127,7 @@ def test_a_failed_write_leaves_the_file_and_nothing_else(tmp_path: Path) -> None
         raise OSError(28, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files.os, "replace", refuse)
+        patch.setattr("powertrain.cli.migrate.files.os.replace", refuse)
         done = invoke(program, "--write")
     assert (done.exit_code, program.read_text(), os.listdir(tmp_path)) == (1, THEIRS, ["a.py"])
     assert "it could not be written: No space left on device" in done.output

@@ -11,8 +11,8 @@ import json
 import os
 import sys
 
-#: Seconds for which a rank waits for the others.
-_MEETING_TIMEOUT_S = 60.0
+#: Seconds for which a rank waits for the others, which may still be importing torch.
+_MEETING_TIMEOUT_S = 150.0
 
 
 def print_torch_facts() -> None:

@@ -16,11 +16,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from powertrain.cli.doctor.device_verdicts import GpuFacts
 from powertrain.cli.doctor.processes import TorchFacts
 from powertrain.cli.doctor.requirements import Requirement, parse_requirements
 from powertrain.cli.doctor.verdicts import (
     DiskFacts,
-    GpuFacts,
     HostFacts,
     MemoryFacts,
     PortFacts,

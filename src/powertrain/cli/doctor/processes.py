@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from powertrain.cli.doctor.verdicts import CollectiveFacts
+from powertrain.cli.doctor.device_verdicts import CollectiveFacts
 
 #: Importing torch takes seconds on a busy machine, and minutes from a cold network disk.
 _IMPORT_TIMEOUT_S = 120.0
@@ -96,9 +96,10 @@ def _started(arguments: list[str], errors: IO[bytes]) -> Iterator[subprocess.Pop
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         if process.stdout is not None:
             process.stdout.close()
 

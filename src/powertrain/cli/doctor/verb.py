@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from powertrain.cli.common.output import print_json, print_line, print_message, print_status
-from powertrain.cli.doctor import machine, processes, stores, verdicts
+from powertrain.cli.doctor import device_verdicts, machine, processes, stores, verdicts
 from powertrain.cli.doctor.verdicts import Check
 from powertrain.lookup.finding import default_storage
 from powertrain.storage import open_storage
@@ -50,15 +50,17 @@ def run_checks(storage: str, show: Callable[[str], None]) -> Iterator[Check]:
     yield verdicts.check_versions(versions)
     show("importing torch in a new process")
     torch = processes.gather_torch()
-    yield verdicts.check_start_method(verdicts.StartFacts(sys.platform, torch.unsafe, torch.failure))
+    yield device_verdicts.check_start_method(
+        device_verdicts.StartFacts(sys.platform, torch.unsafe, torch.failure)
+    )
     gpus = machine.gather_gpus(torch)
-    yield verdicts.check_gpus(gpus)
+    yield device_verdicts.check_gpus(gpus)
     if not torch.failure:
         show("an all_reduce of two processes")
-        yield verdicts.check_collective(processes.gather_collective("gloo", 2))
+        yield device_verdicts.check_collective(processes.gather_collective("gloo", 2))
         if torch.nccl and torch.count:
             show("an all_reduce with NCCL")
-            yield verdicts.check_collective(processes.gather_collective("nccl", min(2, torch.count)))
+            yield device_verdicts.check_collective(processes.gather_collective("nccl", min(2, torch.count)))
     show("memory, limits, ports and names")
     yield verdicts.check_shared_memory(machine.gather_shared_memory())
     workers = max(len(os.sched_getaffinity(0)), torch.count, 2)

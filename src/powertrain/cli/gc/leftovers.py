@@ -74,10 +74,20 @@ class _CheckpointSettings(msgspec.Struct, frozen=True):
 
 class _RunSettings(msgspec.Struct, frozen=True):
     checkpoint_config: _CheckpointSettings | None = None
+    shared_storage: bool = False
 
 
 class _RunRecord(msgspec.Struct, frozen=True):
     run_config: _RunSettings
+
+
+#: Raised for a ``run.json`` that is missing or damaged.
+_UNREADABLE = (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def _settings(place: Storage) -> _RunSettings:
+    data = place.get("run.json", limit=RECORD_BYTES_LIMIT)
+    return msgspec.json.decode(data, type=_RunRecord).run_config
 
 
 def find_leftovers(name: str, place: Storage, *, is_trial: bool = False) -> RunLeftovers:
@@ -90,7 +100,7 @@ def find_leftovers(name: str, place: Storage, *, is_trial: bool = False) -> RunL
     if holder is None:
         found.in_use = "it has no lease, so nothing is known about its processes"
         return found
-    found.in_use = why_in_use(holder, socket.gethostname())
+    found.in_use = _why_foreign(place) or why_in_use(holder, socket.gethostname())
     if not found.in_use:
         _look(place, found, is_trial=is_trial, was_released=holder.released)
     return found
@@ -108,6 +118,15 @@ def _look(place: Storage, found: RunLeftovers, *, is_trial: bool, was_released: 
     found.items += _temporary(place, now)
 
 
+def _why_foreign(place: Storage) -> str:
+    """Return why a run is another user's: a lease of ours in its directory would keep its owner out."""
+    inside = place.local_path("probe")
+    if inside is None:
+        return ""
+    owner = inside.parent.lstat().st_uid
+    return f"it belongs to another user (uid {owner})" if owner != os.geteuid() else ""
+
+
 def why_in_use(holder: LeaseHolder, host: str) -> str:
     """Return why a run may be alive; "" where its last holder gave it back, or was of this host and is gone."""
     if holder.released:
@@ -122,11 +141,10 @@ def why_in_use(holder: LeaseHolder, host: str) -> str:
 
 def _add_beyond_retention(place: Storage, found: RunLeftovers) -> None:
     try:
-        record = msgspec.json.decode(place.get("run.json", limit=RECORD_BYTES_LIMIT), type=_RunRecord)
-    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        config = _settings(place).checkpoint_config or _CheckpointSettings()
+    except _UNREADABLE as error:
         found.notes.append(f"its run.json cannot be read ({error}), so all of its checkpoints are kept")
         return
-    config = record.run_config.checkpoint_config or _CheckpointSettings()
     damaged = [
         name for name, manifest in committed.all_manifests(place) if isinstance(manifest, PowertrainError)
     ]
@@ -221,8 +239,11 @@ def delete_leftovers(name: str, place: Storage, *, is_trial: bool = False) -> tu
     seen = find_leftovers(name, place, is_trial=is_trial)
     if seen.in_use or not seen.items:
         return seen, []
+    is_shared = False  # as the run has it: otherwise its group could not take the lease any more
+    with contextlib.suppress(*_UNREADABLE):
+        is_shared = _settings(place).shared_storage
     try:
-        lease = Lease.take(place)
+        lease = Lease.take(place, shared=is_shared)
     except RunInUseError as error:
         return RunLeftovers(name, str(error)), []
     found, errors = RunLeftovers(name), list[str]()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from powertrain.cli.migrate.edits import apply_edits
 from powertrain.cli.migrate.notebooks import NotebookError, as_rewriting
-from powertrain.cli.migrate.rewriting import Remark, rewrite
+from powertrain.cli.migrate.rewriting import MigrationRemark, rewrite
 from powertrain.errors import ArgumentError
 from powertrain.text.printable import escape_controls
 
@@ -33,7 +33,7 @@ class MigratedFile:
     path: Path
     before: str = ""
     after: str = ""
-    remarks: list[Remark] = field(default_factory=list)
+    remarks: list[MigrationRemark] = field(default_factory=list)
     error: str = ""
     encoding: str = "utf-8"
 

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from powertrain.cli.migrate.edits import Edit, apply_edits
-from powertrain.cli.migrate.rewriting import Remark, Rewriting, rewrite
+from powertrain.cli.migrate.rewriting import MigrationRemark, Rewriting, rewrite
 
 _COMMAND = re.compile(r"^(?P<indent>[ \t]*)(?P<rest>[%!?].*|.*\?|[\w., ]+=[ \t]*[%!].*)$", re.MULTILINE)
 _LINE_REST = re.compile(r"[^\r\n]+")
@@ -22,7 +22,7 @@ class NotebookError(ValueError):
     """A file that is not a notebook of version 4."""
 
 
-def rewrite_notebook(text: str) -> tuple[str, list[Remark]]:
+def rewrite_notebook(text: str) -> tuple[str, list[MigrationRemark]]:
     """Return a notebook after its code was rewritten, and what is left for a person.
 
     Lines of remarks are lines of the code of all cells together. The form of the JSON is kept where it is a usual one.

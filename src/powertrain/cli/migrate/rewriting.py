@@ -24,7 +24,7 @@ _SPELLED = (("ray.train.v2.jax", 3), ("ray.train", 1), ("ray.data", 1), ("ray.tu
 
 
 @dataclass(frozen=True, order=True)
-class Remark:
+class MigrationRemark:
     """A name that needs a person: why, and the line of its first use."""
 
     line: int
@@ -37,7 +37,7 @@ class Rewriting:
     """The changes of one program, and what is left for a person."""
 
     edits: list[Edit]
-    remarks: list[Remark]
+    remarks: list[MigrationRemark]
 
 
 def rewrite(text: str, parsed: str | None = None) -> Rewriting:
@@ -51,7 +51,7 @@ def rewrite(text: str, parsed: str | None = None) -> Rewriting:
         SyntaxError: It is not a program of this version of Python.
     """
     rewriter = _Rewriter(SourceText(text), ast.parse(parsed if parsed is not None else text))
-    first: dict[tuple[str, str], Remark] = {}
+    first: dict[tuple[str, str], MigrationRemark] = {}
     for remark in sorted(set(rewriter.remarks)):
         first.setdefault((remark.name, remark.reason), remark)
     return Rewriting(sorted(set(rewriter.edits)), list(first.values()))
@@ -70,7 +70,7 @@ class _Rewriter:
     def __init__(self, source: SourceText, tree: ast.Module) -> None:
         self.source = source
         self.edits: list[Edit] = []
-        self.remarks: list[Remark] = []
+        self.remarks: list[MigrationRemark] = []
         self._reader = ProgramReader(tree)
         if "powertrain" in self._reader.bound and any(is_covered(one.target) for one in self._reader.imports):
             self._remark(
@@ -87,7 +87,7 @@ class _Rewriter:
         self._note_texts()
 
     def _remark(self, line: int, name: str, reason: str) -> None:
-        self.remarks.append(Remark(line, name, reason))
+        self.remarks.append(MigrationRemark(line, name, reason))
 
     def _grouped(self) -> dict[tuple[Scope, str], list[Use]]:
         """Return the uses of each name that an import of ours binds; imports without a use have none."""

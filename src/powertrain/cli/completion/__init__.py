@@ -1,0 +1,1 @@
+"""``powertrain completion``: words that a shell completes."""

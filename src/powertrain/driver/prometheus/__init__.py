@@ -1,0 +1,1 @@
+"""Figures of a run for Prometheus: ``RunConfig(metrics_port=...)``."""
