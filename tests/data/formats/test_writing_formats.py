@@ -173,7 +173,7 @@ def test_images_of_any_sizes_are_files_in_the_order_of_the_rows(tmp_path: Path) 
     data.read_images(str(tmp_path / "png")).write_images(
         str(tmp_path / "jpg"), column="image", file_format="jpg"
     )
-    with Image.open(next((tmp_path / "jpg").iterdir())) as image:
+    with Image.open(min((tmp_path / "jpg").iterdir())) as image:
         assert (image.format, image.size) == ("JPEG", (3, 2))
 
 
