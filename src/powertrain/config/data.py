@@ -122,7 +122,7 @@ class DataConfig(_DataConfigBase):
     ) -> list[dict[str, Any]]:
         """Return the iterators of each rank, for subclasses that divide datasets in another way.
 
-        A run calls it once for each dataset to split, with the largest number of ranks, and reads from the result
+        A run calls it once for each dataset, with the largest number of ranks, and reads from the result
         which rows are divided: each of them comes once per epoch at any number of ranks, also those that
         ``streaming_split`` would leave out.
 

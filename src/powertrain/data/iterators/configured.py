@@ -33,7 +33,7 @@ def configured(
 ) -> tuple[dict[str, Dataset], DataConfig]:
     """Return the datasets that ``configure()`` divides, and a config that says which are split.
 
-    It is called for each dataset to split, as Ray Train does. Raises :class:`ConfigError` where the iterators do not
+    It is called for one dataset after the other, as Ray Train does. Raises :class:`ConfigError` where the iterators do not
     belong to one division among ``world_size`` ranks.
     """
     found: dict[str, Dataset] = {}
@@ -45,10 +45,8 @@ def configured(
                 f"{type(config).__name__}.configure() cannot divide datasets[{name!r}], a {type(one).__name__}: only "
                 "datasets of powertrain.data. Use DataConfig(datasets_to_split=[...]) for others."
             )
-        found[name] = one
-        if config.is_split(name):
-            found[name], is_split = _divided(config, name, one, world_size)
-            split += [name] if is_split else []
+        found[name], is_split = _divided(config, name, one, world_size)
+        split += [name] if is_split else []
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(DataConfig)}
     return found, DataConfig(**{**fields, "datasets_to_split": split})
 

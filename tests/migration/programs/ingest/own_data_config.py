@@ -12,9 +12,11 @@ class EvenRows(DataConfig):
         self.divisor = divisor
 
     def configure(self, datasets, world_size, worker_handles, worker_node_ids, **kwargs):
-        assert list(datasets) == ["train"]
+        ((name, dataset),) = datasets.items()
+        if name == "val":
+            return [{"val": dataset.iterator()} for _ in range(world_size)]
         divisor = self.divisor
-        even = datasets["train"].map_batches(lambda batch: {"id": batch["id"] * divisor})
+        even = dataset.map_batches(lambda batch: {"id": batch["id"] * divisor})
         shards = even.streaming_split(world_size, equal=True, locality_hints=worker_node_ids)
         return [{"train": shard} for shard in shards]
 
