@@ -9,7 +9,7 @@ import pytest
 
 from powertrain import data
 from powertrain.config.data import DataConfig
-from powertrain.data.iterators.configured import configured, has_own_configure
+from powertrain.data.iterators.configured import configured
 from powertrain.errors import ConfigError
 
 Divide = Callable[[Mapping[str, Any], int, Any], Any]
@@ -35,9 +35,9 @@ def test_only_a_method_of_a_subclass_is_called() -> None:
     class Plain(DataConfig):
         pass
 
-    assert not has_own_configure(DataConfig())
-    assert not has_own_configure(Plain())
-    assert has_own_configure(config_of(lambda *_: []))
+    assert not DataConfig().has_own_configure
+    assert not Plain().has_own_configure
+    assert config_of(lambda *_: []).has_own_configure
 
 
 def test_the_rows_of_the_iterators_are_those_of_the_run_and_none_is_left_out() -> None:

@@ -147,6 +147,11 @@ class DataConfig(_DataConfigBase):
                 rank[name] = iterator
         return found
 
+    @property
+    def has_own_configure(self) -> bool:
+        """True for a subclass that divides datasets itself."""
+        return type(self).configure is not DataConfig.configure
+
     @staticmethod
     def default_ingest_options() -> ExecutionOptions:
         """Return options of an execution with Ray Data's defaults, to change and to pass as ``execution_options``."""

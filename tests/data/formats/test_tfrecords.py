@@ -169,6 +169,16 @@ def test_messages_are_read_and_written_as_google_does(features: dict[str, tuple[
     assert again.features == EXAMPLE.FromString(serialized(features)).features
 
 
+def test_a_feature_in_several_parts_is_one() -> None:
+    one, other = (serialized({"x": ("int", values)}) for values in ([1, 2], [3]))
+    feature = [EXAMPLE.FromString(each).features.feature["x"].SerializeToString() for each in (one, other)]
+    entry = b"\n\x01x\x12" + bytes([len(b"".join(feature))]) + b"".join(feature)
+    features = b"\n" + bytes([len(entry)]) + entry
+    whole = b"\n" + bytes([len(features)]) + features
+    assert list(EXAMPLE.FromString(whole).features.feature["x"].int64_list.value) == [1, 2, 3]
+    assert decode_example(whole) == {"x": ("int", [1, 2, 3])}
+
+
 @given(st.binary(max_size=60))
 def test_other_bytes_are_refused_and_never_crash(record: bytes) -> None:
     with contextlib.suppress(ExampleError):

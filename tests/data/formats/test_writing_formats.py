@@ -249,6 +249,14 @@ def test_partitioned_files_are_read_back_with_their_columns(tmp_path: Path) -> N
     assert [name.rpartition("/")[0] for name in files(tmp_path)] == ["year=2025"]
 
 
+def test_names_of_columns_never_lead_out_of_the_directory(tmp_path: Path) -> None:
+    data.from_items([{"id": 1, "../up": "../../x"}]).write_parquet(
+        str(tmp_path / "here"), partition_cols=["../up"]
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert rows_of(data.read_parquet(str(tmp_path / "here"))) == [{"id": 1, "../up": "../../x"}]
+
+
 def test_partitions_keep_the_order_of_rows_within_each() -> None:
     table = pa.table({"k": [2, 1, 2, 1, 2], "v": [0, 1, 2, 3, 4]})
     assert {name: part.to_pydict() for name, part in partitions(table, ["k"])} == {

@@ -23,18 +23,13 @@ _ADVICE = (
 )
 
 
-def has_own_configure(config: DataConfig) -> bool:
-    """Return whether the config is of a subclass that divides datasets itself."""
-    return type(config).configure is not DataConfig.configure
-
-
 def configured(
     config: DataConfig, datasets: Mapping[str, Any], world_size: int
 ) -> tuple[dict[str, Dataset], DataConfig]:
     """Return the datasets that ``configure()`` divides, and a config that says which are split.
 
-    It is called for one dataset after the other, as Ray Train does. Raises :class:`ConfigError` where the iterators do not
-    belong to one division among ``world_size`` ranks.
+    It is called for one dataset after the other, as Ray Train does. Raises :class:`ConfigError` where the iterators
+    do not belong to one division among ``world_size`` ranks.
     """
     found: dict[str, Dataset] = {}
     split = []

@@ -32,7 +32,7 @@ FUNCTIONS: dict[str, str] = {
     "read_videos": "use read_binary_files(paths, include_paths=True) and decode in flat_map(), for example with PyAV",
     "read_lance": "use from_arrow(lance.dataset(uri).to_table()), or write it as Parquet and use read_parquet()",
     "read_iceberg": "use from_arrow(pyiceberg.catalog.load_catalog().load_table(name).scan().to_arrow())",
-    "read_delta": "use read_parquet(deltalake.DeltaTable(path).file_uris())",
+    "read_delta": "use from_arrow(deltalake.DeltaTable(path).to_pyarrow_table()), or write it as Parquet once",
     "read_datasource": _SOURCES,
     "from_daft": "use from_arrow(df.to_arrow())",
     "from_dask": "use from_pandas(df.compute())",

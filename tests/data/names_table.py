@@ -1,4 +1,4 @@
-"""docs/ray_data.md: ``python -m tests.data.ray_data_table`` writes it anew, from the names of the installed Ray.
+"""docs/ray_data.md: ``python -m tests.data.names_table`` writes it anew, from the names of the installed Ray.
 
 Every public name and argument of Ray Data is in it, with its state; a test compares it with the code.
 """
@@ -21,7 +21,7 @@ or an argument *works* as in Ray Data; it is *accepted* where it only says where
 of the log names it; or it is *refused*: using it raises `NotImplementedError` with the sentence given here.
 Differences in what works are in [migration.md](migration.md), and datasets themselves in [data.md](data.md).
 
-This page is generated: `python -m tests.data.ray_data_table`.
+This page is generated: `python -m tests.data.names_table`.
 
 """
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.data.ray_data_table import PAGE, page
+from tests.data.names_table import PAGE, page
 
 
 def test_the_page_is_the_one_that_the_code_gives() -> None:
-    assert PAGE.read_text("utf-8") == page(), "write it anew: python -m tests.data.ray_data_table"
+    assert PAGE.read_text("utf-8") == page(), "write it anew: python -m tests.data.names_table"
 
 
 def test_every_refused_name_has_a_sentence() -> None:
