@@ -117,15 +117,15 @@ def test_webdatasets_are_read_back(tmp_path: Path) -> None:
 
 
 def test_samples_get_keys_of_their_own_and_nulls_are_left_out(tmp_path: Path) -> None:
-    dataset = data.from_items([{"txt": "a"}, {"txt": None}, {"txt": "c"}])
+    dataset = data.from_items([{"txt": "a", "bin": b""}, {"txt": None, "bin": b"x"}])
     for _ in range(2):
         dataset.write_webdataset(str(tmp_path), encoder=None)
     names = []
     for path in tmp_path.iterdir():
         with tarfile.open(path) as archive:
             names += archive.getnames()
-    assert len(set(names)) == 4
-    assert all(name.endswith(".txt") for name in names)
+    assert len(set(names)) == 6
+    assert sum(name.endswith(".txt") for name in names) == 2
 
 
 def test_encoders_of_users_are_applied_in_order(tmp_path: Path) -> None:
@@ -145,6 +145,8 @@ def test_encoders_of_users_are_applied_in_order(tmp_path: Path) -> None:
         ({"cls": "three"}, "'cls' has a value that cannot be written as 'cls'"),
         ({"__key__": "a.b", "txt": "x"}, "'a.b' of '__key__'"),
         ({"__key__": 3, "txt": "x"}, "3 of '__key__'"),
+        ({"txt": None}, "no value in any of its columns"),
+        ({"a/txt": "x"}, "'a/txt' cannot be the ending"),
     ],
 )
 def test_what_a_sample_cannot_hold_is_refused(tmp_path: Path, row: dict[str, Any], words: str) -> None:
