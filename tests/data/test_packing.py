@@ -147,7 +147,7 @@ def test_functions_before_are_computed_first_and_other_steps_follow() -> None:
 
 
 def test_blocks_in_another_order_are_packed_in_that_order() -> None:
-    blocks = [[2, 3], [4], [1, 5]]
+    blocks: list[list[int | None]] = [[2, 3], [4], [1, 5]]
     mixed = documents(blocks).randomize_block_order(seed=2)
     tokens = [token for row in mixed.take_all() for token in row["id"]]
     assert tokens != sorted(tokens)
