@@ -17,6 +17,9 @@ programs. Plain torch has all rows in memory before its first epoch; for text th
 The limit is an upper bound for every loader: the copy of the bytes (floats, tokens), Pillow on two threads (images, in
 an epoch that decodes them), one str made of each row (text; a loader that keeps all strings in memory makes none).
 
+Documents are packed into windows of 2048 tokens beside a plain DataLoader that packs: tokens a second of three epochs,
+and tokens lost or duplicated (``data_loaders/packing.py``).
+
 Besides the speed, the cost of a restart in mid-epoch is measured, when 4 ranks become 3 and then 8: rows lost, rows
 duplicated.
 """
@@ -54,6 +57,7 @@ PROGRAMS = Path(__file__).resolve().parent / "data_loaders"
 sys.path.insert(0, str(PROGRAMS))
 
 import measuring  # noqa: E402
+import packing  # noqa: E402
 import restarting  # noqa: E402
 from schemas import FLOATS, IMAGES, SCHEMAS, TEXT, TOKENS, Schema, write_parquet  # noqa: E402
 
@@ -300,6 +304,66 @@ def restart_all(workspace: Path) -> Rounds[restarting.Restarts]:
     return interleave(contenders, 1, warm_up=False)
 
 
+# --------------------------------------------------------------------------- packing
+
+
+PACKERS = {
+    OURS: ("pack_powertrain.py", 0, ("torch", "powertrain")),
+    "torch DataLoader that packs": ("pack_torch.py", 0, ("torch",)),
+    "torch DataLoader that packs, 2 workers": ("pack_torch.py", 2, ("torch",)),
+}
+
+
+def pack_once(program: str, workers: int, directory: Path, tokens: int) -> packing.Packed:
+    """Run a packing program to its end and read its measurement."""
+    with tempfile.TemporaryDirectory(prefix="ptb-") as place:
+        output = Path(place, "packed.json")
+        request = packing.Request(str(directory), tokens, str(output), workers).as_argument()
+        run_to_end(
+            (sys.executable, str(PROGRAMS / program), request),
+            workspace=Path(place),
+            timeout=TIMEOUT_SECONDS,
+            grace=PEER_GRACE_SECONDS,
+        )
+        found = json.loads(output.read_text())
+    return packing.Packed(**{**found, "epoch_seconds": tuple(found["epoch_seconds"])})
+
+
+def pack_all(workspace: Path, quick: bool) -> Rounds[packing.Packed]:
+    """Write the documents, and run each packing program once a round."""
+    directory = workspace / "documents"
+    tokens = packing.write_documents(directory, packing.QUICK_DOCUMENTS if quick else packing.DOCUMENTS)
+    contenders = [
+        Contender(name, requires, partial(pack_once, program, workers, directory, tokens))
+        for name, (program, workers, requires) in PACKERS.items()
+    ]
+    return interleave(contenders, QUICK_REPETITIONS if quick else REPETITIONS, warm_up=False)
+
+
+def packing_rows(rounds: Rounds[packing.Packed]) -> list[Row]:
+    """Return tokens a second, and tokens lost or duplicated."""
+    rows = []
+    for title, metric, unit in (
+        ("opening", "opening_seconds", "s"),
+        ("later epochs", "later", "tokens/s"),
+        ("whole", "whole", "tokens/s"),
+        ("tokens lost", "lost", ""),
+        ("tokens twice", "twice", ""),
+    ):
+        ours = rounds.numbers(OURS, attrgetter(metric))
+        for name in PACKERS:
+            numbers = rounds.numbers(name, attrgetter(metric))
+            ratio = None if name == OURS or not unit else median_ratio(ours, numbers)
+            rows.append(Row(f"packing: {title}", name, unit, numbers, ratio, ""))
+    return rows
+
+
+def packing_bounds(rounds: Rounds[packing.Packed]) -> list[Bound]:
+    """Return the bound that Powertrain loses no token and repeats none."""
+    wrong = worst(rounds.numbers(OURS, lambda found: found.lost + found.twice))
+    return [Bound("packing: tokens lost or twice", wrong, at_most=0)]
+
+
 # --------------------------------------------------------------------------- the table and the bounds
 
 
@@ -418,18 +482,30 @@ def main() -> int:
         for number, schema in enumerate(SCHEMAS.values()):
             compared.append(compare(schema, Path(directory, str(number)), options.quick))
         restarts = restart_all(Path(directory))
+        packed = pack_all(Path(directory), options.quick)
     repetitions = QUICK_REPETITIONS if options.quick else REPETITIONS
-    missing = {name for one in compared for name in one.rounds.missing} | set(restarts.missing)
+    missing = (
+        {name for one in compared for name in one.rounds.missing}
+        | set(restarts.missing)
+        | set(packed.missing)
+    )
     outcome = Outcome(
         title=f"Shuffled batches of {BATCH_SIZE} from Parquet, {EPOCHS} epochs, {repetitions} x interleaved",
         repetitions=repetitions,
-        rows=[row for one in compared for row in rows_of(one)] + restart_rows(restarts),
-        bounds=[bound for one in compared for bound in bounds_of(one)] + restart_bounds(restarts),
+        rows=[row for one in compared for row in rows_of(one)]
+        + restart_rows(restarts)
+        + packing_rows(packed),
+        bounds=[
+            *(bound for one in compared for bound in bounds_of(one)),
+            *restart_bounds(restarts),
+            *packing_bounds(packed),
+        ],
         missing=sorted(missing),
         failures=[
             *(line for one in compared for line in failures_of(one.schema.name, one.trial)),
             *(line for one in compared for line in failures_of(one.schema.name, one.rounds)),
             *failures_of("restarts", restarts),
+            *failures_of("packing", packed),
         ],
         notes=[note for one in compared for note in notes_of(one)],
         samples={
@@ -438,6 +514,7 @@ def main() -> int:
                 for one in compared
             },
             "restarts": samples_of(restarts),
+            "packing": samples_of(packed),
         },
     )
     return conclude(outcome, options)

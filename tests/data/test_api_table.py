@@ -19,6 +19,7 @@ from powertrain.data.options import noting
 from powertrain.data.options.files import FILE_ARGUMENTS
 from powertrain.data.options.refused import (
     CLASSES,
+    DATASOURCE_CLASSES,
     EXPRESSION_CLASSES,
     EXPRESSION_FUNCTIONS,
     EXPRESSION_METHODS,
@@ -33,6 +34,9 @@ from powertrain.errors import ArgumentError, DataError, MissingMemberError, NotS
 
 #: Methods of the TensorFlow and torch datasets, which hand their arguments on to those of an iterator.
 HANDED_ON = {"to_tf", "iter_tf_batches"}
+
+#: Arguments of methods that run functions, which are numbers of processes here.
+IN_PROCESSES = {"concurrency", "compute", "name"}
 
 
 @functools.cache
@@ -71,7 +75,8 @@ def state_of(owner: Any, name: str, argument: str) -> str:
     """ "works", "accepted" or "refused" for an argument; "" where nothing is known of it."""
     ours = inspect.signature(getattr(owner, name)).parameters
     if argument in ours:
-        return "works"
+        is_io = name.startswith(("read_", "from_", "range", "write_"))
+        return "accepted" if argument in SCHEDULING and (is_io or argument not in IN_PROCESSES) else "works"
     if not any(found.kind is found.VAR_KEYWORD for found in ours.values()):
         return ""
     if argument in FILE_ARGUMENTS or argument in WRITER_ARGUMENTS or name in HANDED_ON:
@@ -137,6 +142,26 @@ def test_every_method_exists_or_explains_itself() -> None:
             else:
                 assert hasattr(thing, name), name
     shard.close()
+
+
+def test_every_name_of_datasources_exists_or_explains_itself() -> None:
+    names = [name for name in public_names("datasource/__init__.py") if not name.startswith("_")]
+    assert len(names) > 20
+    for name in names:
+        value = getattr(data.datasource, name)
+        if name in DATASOURCE_CLASSES or name in CLASSES:
+            with pytest.raises(NotSupportedError, match=rf"{name}.*no counterpart here: .{{10,}}\.$"):
+                value()
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = data.datasource.nothing
+
+
+def test_names_are_where_programs_import_them_from() -> None:
+    from powertrain.data.context import DataContext, DatasetContext
+    from powertrain.data.iterator import DataIterator
+
+    assert DataContext is DatasetContext is data.DataContext
+    assert DataIterator is data.DataIterator
 
 
 def test_every_name_of_expressions_exists_or_explains_itself() -> None:

@@ -146,6 +146,15 @@ def test_functions_before_are_computed_first_and_other_steps_follow() -> None:
     assert [row["id"].tolist() for row in both.take_all()] == [[0, 1, 2, 3, 0, 1, 2, 3]]
 
 
+def test_blocks_in_another_order_are_packed_in_that_order() -> None:
+    blocks: list[list[int | None]] = [[2, 3], [4], [1, 5]]
+    mixed = documents(blocks).randomize_block_order(seed=2)
+    tokens = [token for row in mixed.take_all() for token in row["id"]]
+    assert tokens != sorted(tokens)
+    packed = mixed.pack(5, column="id")
+    assert [token for row in packed.take_all() for token in row["id"].tolist()] == tokens
+
+
 def test_a_shuffle_before_shuffles_windows_and_mixtures_are_packed_in_their_order() -> None:
     plain = documents([[5] * 30])
     one, other = plain.random_shuffle(seed=1).pack(10), plain.pack(10).random_shuffle(seed=1)

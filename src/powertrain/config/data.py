@@ -122,11 +122,12 @@ class DataConfig(_DataConfigBase):
     ) -> list[dict[str, Any]]:
         """Return the iterators of each rank, for subclasses that divide datasets in another way.
 
-        A run calls it once, with the largest number of ranks, and reads from the result which rows are divided: each of
-        them comes once per epoch at any number of ranks, also where ``streaming_split`` would leave rows out.
+        A run calls it once for each dataset, with the largest number of ranks, and reads from the result
+        which rows are divided: each of them comes once per epoch at any number of ranks, also those that
+        ``streaming_split`` would leave out.
 
         Args:
-            datasets: The datasets of the trainer, by name.
+            datasets: The dataset to divide, by its name.
             world_size: The number of ranks.
             worker_handles: None here.
             worker_node_ids: A name for each rank's node, for ``locality_hints``; without effect.
@@ -145,6 +146,11 @@ class DataConfig(_DataConfigBase):
             for rank, iterator in zip(found, iterators, strict=True):
                 rank[name] = iterator
         return found
+
+    @property
+    def has_own_configure(self) -> bool:
+        """True for a subclass that divides datasets itself."""
+        return type(self).configure is not DataConfig.configure
 
     @staticmethod
     def default_ingest_options() -> ExecutionOptions:

@@ -117,10 +117,10 @@ def prepare_data(
 
 def _configured(request: TrainRequest) -> tuple[dict[str, Dataset], DataConfig] | None:
     """Return the datasets as the user's own ``DataConfig.configure()`` divides them; None where there is none."""
-    from powertrain.data.iterators.configured import configured, has_own_configure
-
-    if not has_own_configure(request.data):
+    if not request.data.has_own_configure:
         return None
+    from powertrain.data.iterators.configured import configured
+
     return configured(request.data, request.datasets, request.worker_bounds[1])
 
 

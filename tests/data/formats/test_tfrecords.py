@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import struct
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,11 @@ def rows_file(path: Path, count: int, first: int = 0) -> Path:
 # --------------------------------------------------------------------------- checksums
 
 
+def checksums(strings: list[bytes]) -> Any:
+    stops = list(itertools.accumulate(map(len, strings)))
+    return crc32c_of_all(b"".join(strings), [0, *stops][: len(strings)], stops)
+
+
 def test_checksums_are_those_of_the_standard() -> None:
     # The test vectors of RFC 3720, and the check value of the catalogue of checksums.
     known = {
@@ -121,18 +127,18 @@ def test_checksums_are_those_of_the_standard() -> None:
         b"123456789": 0xE3069283,
     }
     assert {text: crc32c(text) for text in known} == known
-    assert dict(zip(known, crc32c_of_all(list(known)).tolist(), strict=True)) == known
+    assert dict(zip(known, checksums(list(known)).tolist(), strict=True)) == known
 
 
 @given(st.lists(st.binary(max_size=400), max_size=12))
 def test_checksums_of_many_are_those_of_each(strings: list[bytes]) -> None:
-    assert crc32c_of_all(strings).tolist() == [crc32c(each) for each in strings]
-    assert masked_all(crc32c_of_all(strings)).tolist() == [masked(crc32c(each)) for each in strings]
+    assert checksums(strings).tolist() == [crc32c(each) for each in strings]
+    assert masked_all(checksums(strings)).tolist() == [masked(crc32c(each)) for each in strings]
 
 
 def test_a_long_string_has_its_checksum() -> None:
     long = np.random.default_rng(0).bytes(300_001)
-    assert crc32c_of_all([long, long[:77]]).tolist() == [crc32c(long), crc32c(long[:77])]
+    assert checksums([long, long[:77]]).tolist() == [crc32c(long), crc32c(long[:77])]
 
 
 # --------------------------------------------------------------------------- messages
@@ -161,6 +167,16 @@ def test_messages_are_read_and_written_as_google_does(features: dict[str, tuple[
     again = EXAMPLE()
     again.ParseFromString(encode_example(features))
     assert again.features == EXAMPLE.FromString(serialized(features)).features
+
+
+def test_a_feature_in_several_parts_is_one() -> None:
+    one, other = (serialized({"x": ("int", values)}) for values in ([1, 2], [3]))
+    feature = [EXAMPLE.FromString(each).features.feature["x"].SerializeToString() for each in (one, other)]
+    entry = b"\n\x01x\x12" + bytes([len(b"".join(feature))]) + b"".join(feature)
+    features = b"\n" + bytes([len(entry)]) + entry
+    whole = b"\n" + bytes([len(features)]) + features
+    assert list(EXAMPLE.FromString(whole).features.feature["x"].int64_list.value) == [1, 2, 3]
+    assert decode_example(whole) == {"x": ("int", [1, 2, 3])}
 
 
 @given(st.binary(max_size=60))

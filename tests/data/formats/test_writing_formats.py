@@ -117,15 +117,15 @@ def test_webdatasets_are_read_back(tmp_path: Path) -> None:
 
 
 def test_samples_get_keys_of_their_own_and_nulls_are_left_out(tmp_path: Path) -> None:
-    dataset = data.from_items([{"txt": "a"}, {"txt": None}, {"txt": "c"}])
+    dataset = data.from_items([{"txt": "a", "bin": b""}, {"txt": None, "bin": b"x"}])
     for _ in range(2):
         dataset.write_webdataset(str(tmp_path), encoder=None)
     names = []
     for path in tmp_path.iterdir():
         with tarfile.open(path) as archive:
             names += archive.getnames()
-    assert len(set(names)) == 4
-    assert all(name.endswith(".txt") for name in names)
+    assert len(set(names)) == 6
+    assert sum(name.endswith(".txt") for name in names) == 2
 
 
 def test_encoders_of_users_are_applied_in_order(tmp_path: Path) -> None:
@@ -145,6 +145,8 @@ def test_encoders_of_users_are_applied_in_order(tmp_path: Path) -> None:
         ({"cls": "three"}, "'cls' has a value that cannot be written as 'cls'"),
         ({"__key__": "a.b", "txt": "x"}, "'a.b' of '__key__'"),
         ({"__key__": 3, "txt": "x"}, "3 of '__key__'"),
+        ({"txt": None}, "no value in any of its columns"),
+        ({"a/txt": "x"}, "'a/txt' cannot be the ending"),
     ],
 )
 def test_what_a_sample_cannot_hold_is_refused(tmp_path: Path, row: dict[str, Any], words: str) -> None:
@@ -173,7 +175,7 @@ def test_images_of_any_sizes_are_files_in_the_order_of_the_rows(tmp_path: Path) 
     data.read_images(str(tmp_path / "png")).write_images(
         str(tmp_path / "jpg"), column="image", file_format="jpg"
     )
-    with Image.open(next((tmp_path / "jpg").iterdir())) as image:
+    with Image.open(min((tmp_path / "jpg").iterdir())) as image:
         assert (image.format, image.size) == ("JPEG", (3, 2))
 
 
@@ -247,6 +249,14 @@ def test_partitioned_files_are_read_back_with_their_columns(tmp_path: Path) -> N
         data.from_items(rows).write_parquet(str(tmp_path), mode="error")
     data.from_items(rows[:1]).write_parquet(str(tmp_path), partition_cols="year", mode="overwrite")
     assert [name.rpartition("/")[0] for name in files(tmp_path)] == ["year=2025"]
+
+
+def test_names_of_columns_never_lead_out_of_the_directory(tmp_path: Path) -> None:
+    data.from_items([{"id": 1, "../up": "../../x"}]).write_parquet(
+        str(tmp_path / "here"), partition_cols=["../up"]
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert rows_of(data.read_parquet(str(tmp_path / "here"))) == [{"id": 1, "../up": "../../x"}]
 
 
 def test_partitions_keep_the_order_of_rows_within_each() -> None:

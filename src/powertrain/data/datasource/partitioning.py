@@ -72,6 +72,7 @@ class Partitioning:
             found: dict[str, str | None] = {}
             for part in directories:
                 key, equals, value = part.partition("=")
+                key = unquote(key)
                 if key and equals and (self.field_names is None or key in self.field_names):
                     found[key] = None if value == _HIVE_NULL else unquote(value)
             return found

@@ -53,14 +53,9 @@ class DatasetIterator(ShardMethods):
         return (DatasetIterator, self._given)
 
     @property
-    def number(self) -> int:
-        """Which of the iterators it is, from 0."""
-        return self._given[1]
-
-    @property
-    def count(self) -> int:
-        """How many iterators share the rows."""
-        return self._given[2]
+    def place(self) -> tuple[int, int]:
+        """Which of the iterators that share the rows it is, from 0, and how many these are."""
+        return self._given[1], self._given[2]
 
     @property
     def fingerprint(self) -> str:

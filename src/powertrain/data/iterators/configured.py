@@ -23,33 +23,42 @@ _ADVICE = (
 )
 
 
-def has_own_configure(config: DataConfig) -> bool:
-    """Return whether the config is of a subclass that divides datasets itself."""
-    return type(config).configure is not DataConfig.configure
-
-
 def configured(
     config: DataConfig, datasets: Mapping[str, Any], world_size: int
 ) -> tuple[dict[str, Dataset], DataConfig]:
     """Return the datasets that ``configure()`` divides, and a config that says which are split.
 
-    Raises :class:`ConfigError` where the iterators do not belong to one division among ``world_size`` ranks.
+    It is called for one dataset after the other, as Ray Train does. Raises :class:`ConfigError` where the iterators
+    do not belong to one division among ``world_size`` ranks.
     """
-    given = {
-        name: one() if not isinstance(one, Dataset) and callable(one) else one
-        for name, one in datasets.items()
-    }
-    method = f"{type(config).__name__}.configure()"
-    for name, one in given.items():
+    found: dict[str, Dataset] = {}
+    split = []
+    for name, given in datasets.items():
+        one = given() if not isinstance(given, Dataset) and callable(given) else given
         if not isinstance(one, Dataset):
             raise ConfigError(
-                f"{method} cannot divide datasets[{name!r}], a {type(one).__name__}: only datasets of powertrain.data. "
-                "Use DataConfig(datasets_to_split=[...]) for others."
+                f"{type(config).__name__}.configure() cannot divide datasets[{name!r}], a {type(one).__name__}: only "
+                "datasets of powertrain.data. Use DataConfig(datasets_to_split=[...]) for others."
             )
-    nodes = ["node"] * world_size
-    ranks = config.configure(given, world_size=world_size, worker_handles=None, worker_node_ids=nodes)
+        found[name], is_split = _divided(config, name, one, world_size)
+        split += [name] if is_split else []
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(DataConfig)}
+    return found, DataConfig(**{**fields, "datasets_to_split": split})
+
+
+def _divided(config: DataConfig, name: str, dataset: Dataset, world_size: int) -> tuple[Dataset, bool]:
+    what = f"{type(config).__name__}.configure(), for the dataset {name!r},"
+    ranks: Any = config.configure(
+        datasets={name: dataset},
+        world_size=world_size,
+        worker_handles=None,
+        worker_node_ids=["node"] * world_size,
+    )
     try:
-        return _divided(method, ranks, world_size, config)
+        is_list = isinstance(ranks, (list, tuple)) and all(isinstance(rank, Mapping) for rank in ranks)
+        if not is_list or len(ranks) != world_size or any(name not in rank for rank in ranks):
+            raise ConfigError(f"{what} returned {shown(ranks)} for {world_size} ranks. {_ADVICE}.")
+        return _one_dataset(what, [rank[name] for rank in ranks])
     finally:
         for iterator in _iterators(ranks):
             iterator.close()
@@ -58,35 +67,8 @@ def configured(
 def _iterators(ranks: Any) -> list[DatasetIterator]:
     if not isinstance(ranks, (list, tuple)):
         return []
-    found = {
-        id(one): one
-        for rank in ranks
-        if isinstance(rank, Mapping)
-        for one in rank.values()
-        if isinstance(one, DatasetIterator)
-    }
-    return list(found.values())
-
-
-def _divided(
-    method: str, ranks: Any, world_size: int, config: DataConfig
-) -> tuple[dict[str, Dataset], DataConfig]:
-    is_list = isinstance(ranks, (list, tuple)) and all(isinstance(rank, Mapping) for rank in ranks)
-    if not is_list or len(ranks) != world_size:
-        raise ConfigError(f"{method} returned {shown(ranks)} for {world_size} ranks. {_ADVICE}.")
-    names = list(ranks[0])
-    if any(set(rank) != set(names) for rank in ranks):
-        raise ConfigError(
-            f"{method} gives ranks different datasets. Give all of them iterators of the same names."
-        )
-    found, split = {}, []
-    for name in names:
-        iterators = [rank[name] for rank in ranks]
-        dataset, is_split = _one_dataset(f"{method}, for the dataset {name!r},", iterators)
-        found[name] = dataset
-        split += [name] if is_split else []
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(DataConfig)}
-    return found, DataConfig(**{**fields, "datasets_to_split": split})
+    values = [one for rank in ranks if isinstance(rank, Mapping) for one in rank.values()]
+    return list({id(one): one for one in values if isinstance(one, DatasetIterator)}.values())
 
 
 def _one_dataset(what: str, iterators: Sequence[Any]) -> tuple[Dataset, bool]:
@@ -94,7 +76,7 @@ def _one_dataset(what: str, iterators: Sequence[Any]) -> tuple[Dataset, bool]:
     for iterator in iterators:
         if not isinstance(iterator, DatasetIterator):
             raise ConfigError(f"{what} returned a {type(iterator).__name__}. {_ADVICE}.")
-    places = [(iterator.number, iterator.count) for iterator in iterators]
+    places = [iterator.place for iterator in iterators]
     fingerprints = {iterator.fingerprint for iterator in iterators}
     is_split = places == [(number, len(iterators)) for number in range(len(iterators))]
     is_whole = all(place == (0, 1) for place in places)

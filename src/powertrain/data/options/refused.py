@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, str] = {
     **dict.fromkeys(
         (
             "read_mongo", "read_bigquery", "read_clickhouse", "read_databricks_tables", "read_delta_sharing_tables",
-            "read_kafka", "read_snowflake", "read_unity_catalog", "read_hudi", "read_iceberg", "read_lerobot",
+            "read_kafka", "read_snowflake", "read_unity_catalog", "read_hudi", "read_lerobot",
             "read_mcap", "read_zarr", "read_avro",
         ),
         _HAND_OVER,
@@ -31,7 +31,8 @@ FUNCTIONS: dict[str, str] = {
     "read_audio": "use read_binary_files(paths, include_paths=True) and decode in map(), for example with soundfile",
     "read_videos": "use read_binary_files(paths, include_paths=True) and decode in flat_map(), for example with PyAV",
     "read_lance": "use from_arrow(lance.dataset(uri).to_table()), or write it as Parquet and use read_parquet()",
-    "read_delta": "use read_parquet(deltalake.DeltaTable(path).file_uris())",
+    "read_iceberg": "use from_arrow(pyiceberg.catalog.load_catalog().load_table(name).scan().to_arrow())",
+    "read_delta": "use from_arrow(deltalake.DeltaTable(path).to_pyarrow_table()), or write it as Parquet once",
     "read_datasource": _SOURCES,
     "from_daft": "use from_arrow(df.to_arrow())",
     "from_dask": "use from_pandas(df.compute())",
@@ -59,6 +60,26 @@ CLASSES: dict[str, str] = {
     **dict.fromkeys(("ClickHouseTableSettings", "SinkMode"), _WRITE_ROWS),
     "KafkaAuthConfig": _HAND_OVER.format(name="read_kafka"),
 }
+#: Classes of ``ray.data.datasource``, and what to do instead.
+DATASOURCE_CLASSES: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "FileBasedDatasource", "RandomIntRowDatasource", "Reader", "DeltaSharingDatasource", "LeRobotDatasource",
+            "MCAPDatasource", "TimeRange", "Connection",
+        ),
+        _SOURCES,
+    ),
+    **dict.fromkeys(
+        ("BaseFileMetadataProvider", "DefaultFileMetadataProvider", "FileMetadataProvider"),
+        "sizes of files are found when the data is inspected; leave it out",
+    ),
+    "FilenameProvider": "files are named by time and number, so that none is overwritten; rename them afterwards",
+    "PathPartitionParser": "use Partitioning, or Partitioning.values() for the columns of one path",
+    **dict.fromkeys(
+        ("DummyOutputDatasink", "TurbopufferDatasink", "WriteResult", "WriteReturnType"),
+        "write in a loop over iter_batches(), or use one of the write_...() methods",
+    ),
+}  # fmt: skip
 #: Methods of ``ray.data.Dataset``, and what to do instead.
 METHODS: dict[str, str] = {
     **dict.fromkeys(

@@ -6,7 +6,6 @@ from ray.train import DataConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 options = DataConfig.default_ingest_options()
-options.resource_limits.object_store_memory = 10e9
 options.preserve_order = True
 
 

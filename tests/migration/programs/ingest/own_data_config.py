@@ -8,13 +8,17 @@ from ray.train.torch import TorchTrainer
 
 class EvenRows(DataConfig):
     def __init__(self, divisor):
+        super().__init__(datasets_to_split=["train"])
         self.divisor = divisor
 
     def configure(self, datasets, world_size, worker_handles, worker_node_ids, **kwargs):
+        ((name, dataset),) = datasets.items()
+        if name == "val":
+            return [{"val": dataset.iterator()} for _ in range(world_size)]
         divisor = self.divisor
-        even = datasets["train"].map_batches(lambda batch: {"id": batch["id"] * divisor})
+        even = dataset.map_batches(lambda batch: {"id": batch["id"] * divisor})
         shards = even.streaming_split(world_size, equal=True, locality_hints=worker_node_ids)
-        return [{"train": shard, "val": datasets["val"].iterator()} for shard in shards]
+        return [{"train": shard} for shard in shards]
 
 
 def train_func():

@@ -51,10 +51,16 @@ def _directories(table: pa.Table, columns: Sequence[str]) -> Any:
     """Return the directory of each row."""
     values = [table.column(name).to_pylist() for name in columns]
     made = [
-        "/".join(f"{quote(name)}={_text(value)}" for name, value in zip(columns, row, strict=True))
+        "/".join(f"{_key(name)}={_text(value)}" for name, value in zip(columns, row, strict=True))
         for row in zip(*values, strict=True)
     ]
     return pa.chunked_array([pa.array(made, pa.string())])
+
+
+def _key(name: str) -> str:
+    quoted = quote(name, safe=" ")
+    # A directory whose name begins with a dot would be hidden.
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
 
 
 def _text(value: Any) -> str:

@@ -32,9 +32,15 @@ def write_tfrecords(table: pa.Table, path: str) -> None:
                         found[name] = (kinds[name], values[row])
                 records.append(encode_example(found))
             lengths = [struct.pack("<Q", len(record)) for record in records]
-            checks = [masked_all(crc32c_of_all(strings)).astype("<u4") for strings in (lengths, records)]
+            checks = [_checksums(strings) for strings in (lengths, records)]
             for length, record, one, other in zip(lengths, records, *checks, strict=True):
                 file.write(length + one.tobytes() + record + other.tobytes())
+
+
+def _checksums(strings: list[bytes]) -> Any:
+    stops = np.cumsum([len(each) for each in strings])
+    starts = np.concatenate([[0], stops[:-1]])
+    return masked_all(crc32c_of_all(b"".join(strings), starts, stops)).astype("<u4")
 
 
 def _kind_of(field: Any) -> str:

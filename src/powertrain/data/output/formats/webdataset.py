@@ -58,9 +58,18 @@ def _checked_key(key: Any, seen: set[str]) -> str:
 
 
 def _add(archive: tarfile.TarFile, key: str, sample: Sample) -> None:
-    for name, value in sample.items():
-        if value is None or name.startswith("__"):
-            continue
+    there = {name: value for name, value in sample.items() if value is not None and not name.startswith("__")}
+    if not there:
+        raise DataError(
+            f"A row has no value in any of its columns {', '.join(map(repr, sample))}, so that its sample {key!r} "
+            "would have no member and be lost. Leave such rows out with filter()."
+        )
+    for name, value in there.items():
+        if "/" in name or not name:
+            raise DataError(
+                f"The column {name!r} cannot be the ending of a member: it is empty, or has a slash. Rename it with "
+                "rename_columns()."
+            )
         content = value.encode() if isinstance(value, str) else value
         if not isinstance(content, (bytes, bytearray)):
             raise DataError(

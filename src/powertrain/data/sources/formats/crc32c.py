@@ -1,13 +1,12 @@
-"""CRC-32C of many byte strings at once, as TFRecord files have it; with numpy, so that no package is needed for it.
+"""CRC-32C of many stretches of bytes at once, as TFRecord files have it; with numpy, so that it needs no package.
 
 The checksum is linear: that of two joined strings is that of the second, xor that of the first with zeros behind it.
-So strings are cut into short pieces, whose checksums are computed side by side and then combined in pairs.
+So stretches are cut into short pieces, whose checksums are computed side by side and then combined in pairs.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,16 @@ def _byte_table() -> Any:
 @functools.cache
 def _python_table() -> tuple[int, ...]:
     return tuple(int(value) for value in _byte_table())
+
+
+@functools.cache
+def _pair_table() -> Any:
+    """Return the checksums of all pairs of bytes, to take two steps at once."""
+    table = _byte_table()
+    once = table[np.arange(65536, dtype=np.uint32) & 0xFF] ^ (
+        np.arange(65536, dtype=np.uint32) >> np.uint32(8)
+    )
+    return table[once & 0xFF] ^ (once >> np.uint32(8))
 
 
 @functools.cache
@@ -63,37 +72,42 @@ def crc32c(data: bytes) -> int:
     return found ^ 0xFFFFFFFF
 
 
-def crc32c_of_all(strings: Sequence[bytes | memoryview]) -> Any:
-    """Return the checksum of each byte string, as an array of uint32."""
-    found = np.zeros(len(strings), np.uint32)
-    lengths = np.fromiter((len(each) for each in strings), np.int64, len(strings))
+def crc32c_of_all(data: bytes, starts: Any, stops: Any) -> Any:
+    """Return the checksum of each stretch ``data[start:stop]``, as an array of uint32."""
+    starts, stops = np.asarray(starts, np.int64), np.asarray(stops, np.int64)
+    lengths = stops - starts
+    found = np.zeros(len(lengths), np.uint32)
     for place in np.flatnonzero(lengths < 4):
-        found[place] = crc32c(bytes(strings[int(place)]))
-    # Strings of similar lengths are rows of one array, with zeros before them.
+        found[place] = crc32c(data[starts[place] : stops[place]])
+    # Stretches of similar lengths are rows of one array, with zeros before them.
     widths = np.int64(1) << np.ceil(np.log2(np.maximum(lengths, 4))).astype(np.int64)
     for width in np.unique(widths[lengths >= 4]):
         places = np.flatnonzero((widths == width) & (lengths >= 4))
         step = max(1, _TOGETHER // int(width))
         for first in range(0, len(places), step):
             chosen = places[first : first + step]
-            found[chosen] = _of_one_width([strings[int(place)] for place in chosen], int(width))
+            found[chosen] = _of_one_width(data, stops[chosen], lengths[chosen], int(width))
     return found
 
 
-def _of_one_width(strings: Sequence[bytes | memoryview], width: int) -> Any:
-    """Return the checksums of strings of 4 to ``width`` bytes, a power of two."""
-    rows = np.zeros((len(strings), width), np.uint8)
-    for row, each in zip(rows, strings, strict=True):
-        row[width - len(each) :] = np.frombuffer(each, np.uint8)
-        # The same as to begin with all ones; zeros before the string then change nothing.
-        row[width - len(each) : width - len(each) + 4] ^= 0xFF
+def _of_one_width(data: bytes, stops: Any, lengths: Any, width: int) -> Any:
+    """Return the checksums of stretches of 4 to ``width`` bytes, a power of two."""
+    first = int((stops - lengths).min())
+    last = int(stops.max())
+    # With room before it, so that every stretch has ``width`` bytes that end where it does.
+    near = np.concatenate([np.zeros(width, np.uint8), np.frombuffer(data, np.uint8, last - first, first)])
+    rows = np.lib.stride_tricks.sliding_window_view(near, width)[stops - first]
+    missing = width - lengths
+    rows[np.arange(width) < missing[:, None]] = 0
+    # The same as to begin with all ones; zeros before the stretch then change nothing.
+    rows[np.arange(len(rows))[:, None], missing[:, None] + np.arange(4)] ^= 0xFF
     piece = min(width, _PIECE)
-    table = _byte_table()
-    columns = np.ascontiguousarray(rows.reshape(-1, piece).T)
+    table = _pair_table()
+    columns = np.ascontiguousarray(rows.view("<u2").reshape(-1, piece // 2).T)
     checksums: Any = np.zeros(columns.shape[1], np.uint32)
     for column in columns:
-        checksums = table[(checksums ^ column) & 0xFF] ^ (checksums >> np.uint32(8))
-    checksums = checksums.reshape(len(strings), -1)
+        checksums = table[(checksums ^ column) & 0xFFFF] ^ (checksums >> np.uint32(16))
+    checksums = checksums.reshape(len(rows), -1)
     while checksums.shape[1] > 1:
         checksums = _appended(checksums[:, ::2], _zeros_table(piece)) ^ checksums[:, 1::2]
         piece *= 2

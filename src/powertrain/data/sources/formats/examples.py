@@ -58,7 +58,9 @@ def _feature(data: bytes, start: int, stop: int) -> Feature:
     for number, wire, first, last in _fields(data, start, stop):
         if number in _KINDS and wire == _LENGTH:
             kind = _KINDS[number]
-            found = (kind, _VALUES[kind](data, first, last))
+            values = _VALUES[kind](data, first, last)
+            # A message may come in several parts, which belong together.
+            found = (kind, [*found[1], *values] if found[0] == kind else values)
     return found
 
 
