@@ -219,6 +219,31 @@ except DataError as error:
     assert "object_store_memory" in done.stdout
 
 
+def test_columns_whose_names_differ_in_capital_letters_or_look_like_sql_are_told_apart() -> None:
+    rows = data.from_arrow(
+        pa.table({"x": [1, 2, 2], "X": [30, 20, 10], 'a "b" --': ["p", "q", "r"], "c0": [7, 8, 9]})
+    )
+    assert [row["X"] for row in rows.sort(["x", "X"]).take_all()] == [30, 10, 20]
+    assert rows.groupby("x").sum(["X", "c0"]).take_all() == [
+        {"x": 1, "sum(X)": 30, "sum(c0)": 7},
+        {"x": 2, "sum(X)": 30, "sum(c0)": 17},
+    ]
+    assert rows.groupby('a "b" --').count().take(1) == [{'a "b" --': "p", "count()": 1}]
+    joined = rows.join(
+        rows.rename_columns({"x": "Y", "c0": "C0"}), "inner", on="X", right_suffix="_r"
+    ).take_all()
+    assert [(row["x"], row["Y"], row["C0"]) for row in joined] == [(1, 1, 7), (2, 2, 8), (2, 2, 9)]
+
+
+def test_a_filter_after_a_result_reads_the_files_of_the_run(tmp_path: Path) -> None:
+    made = data.range(20).sort("id", descending=True).filter("id < 5").rename_columns({"id": "number"})
+    prepared = prepare({"train": made}, DataConfig(), 1, str(tmp_path / "rows"))["train"]
+    travelling = cloudpickle.dumps(prepared)
+    del made, prepared
+    read = cloudpickle.loads(travelling).inspected.plan
+    assert [row["number"] for row in data.Dataset(read).take_all()] == [4, 3, 2, 1, 0]
+
+
 # --------------------------------------------------------------------------- blocks
 
 

@@ -74,9 +74,13 @@ class Input:
                     "of numbers, text or times, or make one with map()."
                 )
 
+    def sql(self, name: str) -> str:
+        """Return the name of a column in DuckDB, which does not tell capital letters from small ones."""
+        return f"c{self.schema.get_field_index(name)}"
+
     def read_schema(self, columns: Sequence[str]) -> pa.Schema:
-        """Return the types of :meth:`read`: these columns, then the number of the row."""
-        fields: list[Any] = [pa.field(name, self.schema.field(name).type) for name in columns]
+        """Return the types of :meth:`read`: these columns, by their names in DuckDB, then the number of the row."""
+        fields: list[Any] = [pa.field(self.sql(name), self.schema.field(name).type) for name in columns]
         return pa.schema([*fields, pa.field(ROW, pa.int64())])
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
