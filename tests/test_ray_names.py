@@ -52,7 +52,7 @@ _TELEMETRY = "describes a backend to the telemetry of Ray, which is not collecte
 _BACKENDS = "a hook of the frameworks that Ray itself has; a backend here has on_start and on_training_start"
 _INGEST = "divides datasets of Ray Data into streams, which is done here without it; a subclass with its own is refused"
 _OPTIONS = "the options of Ray Data's executor, which are set in its DataContext"
-_PREPROCESSORS = "preprocessors of Ray Data are not supported; apply them to the dataset with map_batches"
+_PREPROCESSORS = "preprocessors are kept in the metadata, by update_metadata() and serialize()"
 _CONTEXTS = "the base class or a variant of TrainContext, which users never name"
 #: What has no counterpart, and why: "name", "Class.member" or "function(parameter)".
 LEFT_OUT = {

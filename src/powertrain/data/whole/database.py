@@ -48,6 +48,7 @@ class Database:
         try:
             self._connection = self._duckdb.connect(":memory:", config=settings)
             self._connection.execute("SET TimeZone = 'UTC'")
+            self._connection.execute("SET enable_progress_bar = false")
         except BaseException:
             self._scratch.close()
             raise
