@@ -101,7 +101,7 @@ def main() -> int:
                 Contender(name, (library,), partial(measure, library, operation, file))
                 for name, library in LIBRARIES.items()
             ]
-            rounds = interleave(contenders, repetitions)
+            rounds = interleave(contenders, repetitions, warm_up=False)
             what = f"{operation} of {rows_of_data:,} rows"
             ours = rounds.numbers(OURS, lambda one: one.seconds)
             for name in LIBRARIES:

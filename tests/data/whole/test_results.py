@@ -127,7 +127,7 @@ def test_a_run_computes_a_result_once_and_links_it_for_its_ranks(tmp_path: Path)
     # The files of the process that computed it are gone now; its ranks read those of the run.
     read = cloudpickle.loads(travelling).inspected.plan
     assert [row["id"] for row in data.Dataset(read).take_all()] == list(range(49, -1, -1))
-    again = data.range(50).sort("id", descending=True)
+    again = data.range(50).map(seen).sort("id", descending=True)
     prepare({"train": again}, DataConfig(), 1, str(tmp_path / "rows"))
     assert sorted(path for path in (tmp_path / "rows").rglob("*") if path.is_file()) == files
 
@@ -167,6 +167,19 @@ def test_fingerprints_follow_from_the_rows_and_the_operation(tmp_path: Path) -> 
     assert [fingerprint(each(read([0.1, 0.2, 0.3]))) for each in made] == found
     others = [fingerprint(each(read([0.1, 0.2, 0.4]))) for each in made]
     assert not set(others) & set(found)
+
+
+def test_another_function_before_or_in_an_operation_is_another_result() -> None:
+    def mapped(sign: int) -> data.Dataset:
+        return data.range(10).map(lambda row: {"id": row["id"], "key": sign * row["id"]})
+
+    def first(place: int) -> data.Dataset:
+        return mapped(1).groupby("id").map_groups(lambda rows: {"x": rows["key"][:1] + place})
+
+    assert fingerprint(mapped(1).sort("key")) == fingerprint(mapped(1).sort("key"))
+    assert fingerprint(mapped(1).sort("key")) != fingerprint(mapped(-1).sort("key"))
+    assert fingerprint(first(0)) == fingerprint(first(0))
+    assert fingerprint(first(0)) != fingerprint(first(1))
 
 
 def test_nothing_is_left_of_what_was_spilled_or_failed() -> None:

@@ -117,6 +117,10 @@ class MapGroups(Query):
     def identity(self) -> str:
         return repr((self.keys, self.operation.batch_format))
 
+    @property
+    def calls_functions(self) -> bool:
+        return True
+
     def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         [rows] = inputs
         rows.check_keys("groupby()", self.keys)

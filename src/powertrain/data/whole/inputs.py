@@ -44,13 +44,15 @@ class Input:
     def __init__(self, plan: Plan) -> None:
         if plan.mixture is None:
             plan = dataclasses.replace(plan, shuffled=False)
-        #: Identifies the rows, as far as their sources do.
+        #: Identifies the rows: by their sources, or by the values that functions have made of them, which may decide
+        #: the order of a result.
         self.fingerprint = plan.inspected().fingerprint
         declared = declared_schema(plan)
         # Rows that functions make have no type before all are made; a mixture has no order of blocks.
         if declared is None or plan.mixture is not None:
             plan = PlanReader(plan).materialize()
-            declared = plan.parts[0].source.inspect().schema
+            facts = plan.parts[0].source.inspect()
+            declared, self.fingerprint = facts.schema, facts.fingerprint
         self._plan, self.schema = plan, declared
 
     @property

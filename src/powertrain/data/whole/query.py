@@ -40,6 +40,11 @@ class Query(ABC):
     def identity(self) -> str:
         """Text that differs for queries with different rows or another order, but for functions of the user."""
 
+    @property
+    def calls_functions(self) -> bool:
+        """True where functions of the user make the rows, so that only the rows themselves identify the result."""
+        return False
+
     @abstractmethod
     def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         """Return the result. Its order, and where its blocks end, follow from the rows alone."""
@@ -48,8 +53,8 @@ class Query(ABC):
 class WholeDataSource(Source):
     """The result of a query: computed once, when it is inspected, and kept in files of this process.
 
-    Its fingerprint follows from those of its inputs, the query and the numbers of rows, and not from its values: sums
-    of floats differ in their last digits from one computation to the next.
+    Its fingerprint follows from those of its inputs, the query and the numbers of rows, and, but for functions of the
+    user, not from its values: sums of floats differ in their last digits from one computation to the next.
     """
 
     cheap_to_decode = True
@@ -108,6 +113,8 @@ class WholeDataSource(Source):
         digest.update(repr([each.fingerprint for each in inputs]).encode())
         digest.update(repr([block.rows for block in facts.blocks]).encode())
         digest.update(repr([(field.name, str(field.type)) for field in facts.schema]).encode())
+        if query.calls_functions:
+            digest.update(facts.fingerprint.encode())
         return kept.described(digest.hexdigest())
 
 
