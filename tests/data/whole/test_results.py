@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,6 +131,21 @@ def test_a_run_computes_a_result_once_and_links_it_for_its_ranks(tmp_path: Path)
     again = data.range(50).map(seen).sort("id", descending=True)
     prepare({"train": again}, DataConfig(), 1, str(tmp_path / "rows"))
     assert sorted(path for path in (tmp_path / "rows").rglob("*") if path.is_file()) == files
+
+
+def test_the_files_of_a_result_travel_to_other_machines(tmp_path: Path) -> None:
+    """By the way that the Ray engine takes: an archive of the run's rows, unpacked at the same path."""
+    from powertrain.engine.ray.node.files import pack, unpack_at
+
+    rows = tmp_path / "rows"
+    made = data.range(30).sort("id", descending=True).random_shuffle(seed=2)
+    prepared = prepare({"train": made}, DataConfig(), 1, str(rows))["train"]
+    archive, travelling = pack(str(rows)), cloudpickle.dumps(prepared)
+    del made, prepared
+    shutil.rmtree(rows)
+    unpack_at(rows, archive)
+    read = cloudpickle.loads(travelling).inspected.plan
+    assert sorted(row["id"] for row in data.Dataset(read).take_all()) == list(range(30))
 
 
 def test_copies_of_a_result_are_computed_where_they_are_read_or_read_what_was_computed() -> None:
