@@ -12,7 +12,7 @@ def train_func():
     times = []
     for batch in shard.iter_batches(batch_size=4):
         times += batch["time"].tolist()
-    ray.train.report({"times": times})
+    return times
 
 
 frame = pd.DataFrame(
@@ -41,4 +41,4 @@ result = TorchTrainer(
     train_func, datasets={"train": by_time}, scaling_config=ScalingConfig(num_workers=1)
 ).fit()
 assert result.error is None
-assert sorted(result.metrics["times"]) == [0, 1, 2, 3, 4, 5]
+assert sorted(result.return_value) == [0, 1, 2, 3, 4, 5]
