@@ -120,6 +120,12 @@ class Input:
                     "are being read, and start again."
                 )
 
+    @property
+    def row_bytes(self) -> float:
+        """Approximate bytes of a row."""
+        blocks = [block for part in self._plan.parts for block in part.source.inspect().blocks]
+        return sum(block.nbytes for block in blocks) / max(sum(block.rows for block in blocks), 1)
+
     # -- rows by their number
 
     def keep(self) -> None:

@@ -82,7 +82,9 @@ class JoinRows(Query):
             f'ORDER BY "{name}".{ROW}'
         )
         names = {column: column for column in kept.schema.names}
-        tables: Iterator[pa.Table] = (restored(batch, [(kept, "", names)]) for batch in batches)
+        tables: Iterator[pa.Table] = (
+            table for batch in batches for table in restored(batch, [(kept, "", names)])
+        )
         return QueryResult(cut_evenly(tables), kept.schema)
 
     def _both(self, left: Input, right: Input, database: Database) -> QueryResult:
@@ -111,7 +113,7 @@ class JoinRows(Query):
                 for name, new in names.items()
             ]
         )
-        return QueryResult(cut_evenly(restored(batch, sides) for batch in batches), schema)
+        return QueryResult(cut_evenly(table for batch in batches for table in restored(batch, sides)), schema)
 
     def _names(self, left: Input, right: Input) -> tuple[dict[str, str], dict[str, str]]:
         """Return the new names of both sides' columns. The keys are those of the left side; where all rows of the

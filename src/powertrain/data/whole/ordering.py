@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from powertrain.data.output.materialized import BLOCK_BYTES
 from powertrain.data.output.tables import as_type
 from powertrain.data.whole.blocks import cut_at_changes, cut_evenly
 from powertrain.data.whole.database import ROW, Database
@@ -42,18 +43,24 @@ def ordered(database: Database, rows: Input, order: str, part: str | None = None
         f'SELECT {", ".join([*selected, *more])} FROM "input" ORDER BY {order}{", " if order else ""}{ROW}'
     )
     for batch in batches:
-        yield restored(
-            batch, [(rows, "", {name: name for name in rows.schema.names})], [PART] if more else []
-        )
+        names = {name: name for name in rows.schema.names}
+        yield from restored(batch, [(rows, "", names)], [PART] if more else [])
 
 
-def restored(
-    batch: pa.RecordBatch, sides: Sequence[tuple[Input, str, dict[str, str]]], more: Sequence[str] = ()
-) -> pa.Table:
-    """Return a batch of DuckDB's with the names and types of the inputs, and the columns that it does not hold.
+#: An input, what its columns begin with in a batch of results, and the new names of its columns.
+Side = tuple[Input, str, dict[str, str]]
 
-    Each side is an input, what its columns begin with in the batch, and the new names of its columns.
-    """
+
+def restored(batch: pa.RecordBatch, sides: Sequence[Side], more: Sequence[str] = ()) -> Iterator[pa.Table]:
+    """Yield the rows of a batch of DuckDB's with the names and types of the inputs, and the columns that it does not
+    hold: as few rows at a time as their size requires."""
+    width = sum(rows.row_bytes for rows, _, _ in sides if rows.gathered)
+    step = max(1, int(BLOCK_BYTES // width)) if width else batch.num_rows
+    for start in range(0, batch.num_rows, step):
+        yield _restored(batch.slice(start, step), sides, more)
+
+
+def _restored(batch: pa.RecordBatch, sides: Sequence[Side], more: Sequence[str]) -> pa.Table:
     columns: list[Any] = []
     fields: list[Any] = []
     for rows, prefix, names in sides:
