@@ -35,6 +35,7 @@ VERSIONED = (
     "numpy",
     "pyarrow",
     "pandas",
+    "duckdb",
     "pyzmq",
     "msgspec",
     "cloudpickle",

@@ -50,7 +50,7 @@ MODULES = {
 _TUNE = "converts to a placement group of Ray Tune, which a run here never is"
 _TELEMETRY = "describes a backend to the telemetry of Ray, which is not collected here"
 _BACKENDS = "a hook of the frameworks that Ray itself has; a backend here has on_start and on_training_start"
-_PREPROCESSORS = "preprocessors of Ray Data are not supported; apply them to the dataset with map_batches"
+_PREPROCESSORS = "preprocessors are kept in the metadata, by update_metadata() and serialize()"
 _CONTEXTS = "the base class or a variant of TrainContext, which users never name"
 #: What has no counterpart, and why: "name", "Class.member" or "function(parameter)".
 LEFT_OUT = {

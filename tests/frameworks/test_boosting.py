@@ -248,7 +248,7 @@ def test_a_checkpoint_holds_one_booster(name: str, tmp_path: Path) -> None:
         assert checkpoint.get_preprocessor() is None
     with pytest.raises(CheckpointError, match="not a directory"):
         kind.from_model(booster, path=str(tmp_path / "none"))
-    with pytest.raises(CheckpointError, match="preprocessors"):
+    with pytest.raises(CheckpointError, match="update_metadata"):
         kind.from_model(booster, preprocessor=object())
 
 

@@ -42,7 +42,7 @@ def test_what_holds_no_model_says_so(tmp_path: Path) -> None:
 
 
 def test_a_preprocessor_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="map_batches"):
+    with pytest.raises(CheckpointError, match="update_metadata"):
         TorchCheckpoint.from_state_dict({}, preprocessor=object())  # type: ignore[arg-type]
 
 

@@ -23,15 +23,15 @@ def saved_model(
         write: Writes the model to the path that it is given.
         path: A directory to write to; None for a temporary one that is removed with the last reference to the
             checkpoint in this process.
-        preprocessor: Only None: Ray Data's preprocessors are not supported.
+        preprocessor: Only None: keep a preprocessor in the metadata.
 
     Raises:
         CheckpointError: ``path`` is no directory, or a preprocessor is given.
     """
     if preprocessor is not None:
         raise CheckpointError(
-            f"preprocessor={type(preprocessor).__name__} cannot be kept in a checkpoint: Ray Data's preprocessors are "
-            "not supported. Apply it to the dataset with map_batches."
+            f"preprocessor={type(preprocessor).__name__} cannot be kept in a checkpoint here. Keep it in the metadata: "
+            "checkpoint.update_metadata({'preprocessor': preprocessor.serialize()})."
         )
     if path is not None and not os.path.isdir(path):
         raise CheckpointError(f"path={path!r} is not a directory. Give an empty one, or leave it out.")

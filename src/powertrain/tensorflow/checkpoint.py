@@ -33,7 +33,7 @@ class TensorflowCheckpoint(Checkpoint):
 
         Args:
             model: The model.
-            preprocessor: Only None: Ray Data's preprocessors are not supported.
+            preprocessor: Only None: keep a preprocessor in the metadata.
 
         Returns:
             The checkpoint, to be reported.
@@ -50,7 +50,7 @@ class TensorflowCheckpoint(Checkpoint):
 
         Args:
             file_path: The file, whose name ends with ".h5".
-            preprocessor: Only None: Ray Data's preprocessors are not supported.
+            preprocessor: Only None: keep a preprocessor in the metadata.
 
         Raises:
             CheckpointError: There is no such file.
@@ -66,7 +66,7 @@ class TensorflowCheckpoint(Checkpoint):
 
         Args:
             dir_path: The directory of the model.
-            preprocessor: Only None: Ray Data's preprocessors are not supported.
+            preprocessor: Only None: keep a preprocessor in the metadata.
 
         Raises:
             CheckpointError: There is no such directory.
@@ -107,4 +107,4 @@ class TensorflowCheckpoint(Checkpoint):
             return tf.keras.models.load_model(path)
 
     def get_preprocessor(self) -> None:
-        """Return None: Ray Data's preprocessors are not supported."""
+        """Return None: preprocessors are kept in the metadata."""

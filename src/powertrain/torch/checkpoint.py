@@ -33,7 +33,7 @@ class TorchCheckpoint(Checkpoint):
 
         Args:
             state_dict: The result of ``model.state_dict()``.
-            preprocessor: Only None: Ray Data's preprocessors are not supported.
+            preprocessor: Only None: keep a preprocessor in the metadata.
         """
         _refuse_preprocessor(preprocessor)
         return cls._saved({name.removeprefix(_PREFIX): value for name, value in state_dict.items()})
@@ -44,7 +44,7 @@ class TorchCheckpoint(Checkpoint):
 
         Args:
             model: The model.
-            preprocessor: Only None: Ray Data's preprocessors are not supported.
+            preprocessor: Only None: keep a preprocessor in the metadata.
         """
         _refuse_preprocessor(preprocessor)
         return cls._saved(model)
@@ -76,7 +76,7 @@ class TorchCheckpoint(Checkpoint):
         return model
 
     def get_preprocessor(self) -> None:
-        """Return None: Ray Data's preprocessors are not supported."""
+        """Return None: preprocessors are kept in the metadata."""
 
     def _load(self, trust: bool) -> Any:
         with self.as_directory() as directory:
@@ -105,6 +105,6 @@ class TorchCheckpoint(Checkpoint):
 def _refuse_preprocessor(preprocessor: Any) -> None:
     if preprocessor is not None:
         raise CheckpointError(
-            f"preprocessor={type(preprocessor).__name__} cannot be kept in a checkpoint: Ray Data's preprocessors are "
-            "not supported. Apply it to the dataset with map_batches."
+            f"preprocessor={type(preprocessor).__name__} cannot be kept in a checkpoint here. Keep it in the metadata: "
+            "checkpoint.update_metadata({'preprocessor': preprocessor.serialize()})."
         )

@@ -284,7 +284,7 @@ def test_a_chain_fits_each_to_what_those_before_it_have_made() -> None:
     assert chain.fit_status() is pre.FitStatus.NOT_FITTED
     found = chain.fit_transform(data.from_pandas(frame))
     spread = math.sqrt(8 / 3)
-    expected = [[-2 / spread, 0, 1], [0, 1, 0], [2 / spread, 0, 1]]
+    expected: Any = [[-2 / spread, 0, 1], [0, 1, 0], [2 / spread, 0, 1]]
     np.testing.assert_allclose(vectors(found.to_pandas()["concat_out"]), expected)
     np.testing.assert_allclose(vectors(chain.transform_batch(frame)["concat_out"]), expected)
     assert chain.fit_status() is pre.FitStatus.FITTED

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -127,9 +128,24 @@ def test_a_run_computes_a_result_once_and_links_it_for_its_ranks(tmp_path: Path)
     # The files of the process that computed it are gone now; its ranks read those of the run.
     read = cloudpickle.loads(travelling).inspected.plan
     assert [row["id"] for row in data.Dataset(read).take_all()] == list(range(49, -1, -1))
-    again = data.range(50).sort("id", descending=True)
+    again = data.range(50).map(seen).sort("id", descending=True)
     prepare({"train": again}, DataConfig(), 1, str(tmp_path / "rows"))
     assert sorted(path for path in (tmp_path / "rows").rglob("*") if path.is_file()) == files
+
+
+def test_the_files_of_a_result_travel_to_other_machines(tmp_path: Path) -> None:
+    """By the way that the Ray engine takes: an archive of the run's rows, unpacked at the same path."""
+    from powertrain.engine.ray.node.files import pack, unpack_at
+
+    rows = tmp_path / "rows"
+    made = data.range(30).sort("id", descending=True).random_shuffle(seed=2)
+    prepared = prepare({"train": made}, DataConfig(), 1, str(rows))["train"]
+    archive, travelling = pack(str(rows)), cloudpickle.dumps(prepared)
+    del made, prepared
+    shutil.rmtree(rows)
+    unpack_at(rows, archive)
+    read = cloudpickle.loads(travelling).inspected.plan
+    assert sorted(row["id"] for row in data.Dataset(read).take_all()) == list(range(30))
 
 
 def test_copies_of_a_result_are_computed_where_they_are_read_or_read_what_was_computed() -> None:
@@ -167,6 +183,19 @@ def test_fingerprints_follow_from_the_rows_and_the_operation(tmp_path: Path) -> 
     assert [fingerprint(each(read([0.1, 0.2, 0.3]))) for each in made] == found
     others = [fingerprint(each(read([0.1, 0.2, 0.4]))) for each in made]
     assert not set(others) & set(found)
+
+
+def test_another_function_before_or_in_an_operation_is_another_result() -> None:
+    def mapped(sign: int) -> data.Dataset:
+        return data.range(10).map(lambda row: {"id": row["id"], "key": sign * row["id"]})
+
+    def first(place: int) -> data.Dataset:
+        return mapped(1).groupby("id").map_groups(lambda rows: {"x": rows["key"][:1] + place})
+
+    assert fingerprint(mapped(1).sort("key")) == fingerprint(mapped(1).sort("key"))
+    assert fingerprint(mapped(1).sort("key")) != fingerprint(mapped(-1).sort("key"))
+    assert fingerprint(first(0)) == fingerprint(first(0))
+    assert fingerprint(first(0)) != fingerprint(first(1))
 
 
 def test_nothing_is_left_of_what_was_spilled_or_failed() -> None:
@@ -217,6 +246,31 @@ except DataError as error:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "needs more memory than it may use" in done.stdout
     assert "object_store_memory" in done.stdout
+
+
+def test_columns_whose_names_differ_in_capital_letters_or_look_like_sql_are_told_apart() -> None:
+    rows = data.from_arrow(
+        pa.table({"x": [1, 2, 2], "X": [30, 20, 10], 'a "b" --': ["p", "q", "r"], "c0": [7, 8, 9]})
+    )
+    assert [row["X"] for row in rows.sort(["x", "X"]).take_all()] == [30, 10, 20]
+    assert rows.groupby("x").sum(["X", "c0"]).take_all() == [
+        {"x": 1, "sum(X)": 30, "sum(c0)": 7},
+        {"x": 2, "sum(X)": 30, "sum(c0)": 17},
+    ]
+    assert rows.groupby('a "b" --').count().take(1) == [{'a "b" --': "p", "count()": 1}]
+    joined = rows.join(
+        rows.rename_columns({"x": "Y", "c0": "C0"}), "inner", on="X", right_suffix="_r"
+    ).take_all()
+    assert [(row["x"], row["Y"], row["C0"]) for row in joined] == [(1, 1, 7), (2, 2, 8), (2, 2, 9)]
+
+
+def test_a_filter_after_a_result_reads_the_files_of_the_run(tmp_path: Path) -> None:
+    made = data.range(20).sort("id", descending=True).filter("id < 5").rename_columns({"id": "number"})
+    prepared = prepare({"train": made}, DataConfig(), 1, str(tmp_path / "rows"))["train"]
+    travelling = cloudpickle.dumps(prepared)
+    del made, prepared
+    read = cloudpickle.loads(travelling).inspected.plan
+    assert [row["number"] for row in data.Dataset(read).take_all()] == [4, 3, 2, 1, 0]
 
 
 # --------------------------------------------------------------------------- blocks

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.support.examples import scaled
 
 from powertrain import data
+from powertrain.data.whole import inputs
 from powertrain.errors import DataError
 
 NUMBERS = st.one_of(st.none(), st.integers(-3, 3))
@@ -90,6 +91,24 @@ def test_tensors_are_gathered_by_the_numbers_of_their_rows(tmp_path: Path) -> No
     found = dataset.sort("key", descending=True).take_batch(7)
     order = np.argsort(-keys, kind="stable")
     assert (found["pixels"] == pixels[order]).all()
+
+
+def test_large_rows_are_gathered_a_few_at_a_time() -> None:
+    images = data.from_numpy({"image": np.zeros((60, 2**20), np.uint8), "key": np.arange(60)[::-1].copy()})
+    found = images.sort("key")
+    assert [block.rows for block in found.plan.inspected().blocks] == [31, 29], "of 32 MiB at most"
+    gathered: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        take = inputs.Input.take
+
+        def counted(self: inputs.Input, rows: Any, columns: Any) -> Any:
+            gathered.append(len(rows))
+            return take(self, rows, columns)
+
+        patch.setattr(inputs.Input, "take", counted)
+        assert images.sort("key").take(1)[0]["key"] == 0
+    assert sum(gathered) == 60
+    assert max(gathered) <= 32
 
 
 def test_results_of_functions_are_sorted_by_them() -> None:

@@ -371,10 +371,10 @@ class AsList(SqlAggregate):
 
     def sql(self, column: str, kind: Any) -> str:
         """Return the SQL of the list."""
-        from powertrain.data.whole.database import ROW, quoted
+        from powertrain.data.whole.database import ROW
 
         kept = f" FILTER (WHERE {known(column, kind)} IS NOT NULL)" if self._ignore_nulls else ""
-        return f"coalesce(list({column} ORDER BY {quoted(ROW)}){kept}, [])"
+        return f"coalesce(list({column} ORDER BY {ROW}){kept}, [])"
 
     def of_values(self, value: str, kind: Any) -> str:
         """Return the SQL of the list."""

@@ -33,6 +33,10 @@ class FitStatus(str, enum.Enum):
     FITTED = "FITTED"
 
 
+#: Inside of the class the name is that of its attribute.
+_Status = FitStatus
+
+
 class Preprocessor:
     """A change of rows that is learnt from a dataset: fitted once, and then the same for training and serving.
 
@@ -47,7 +51,8 @@ class Preprocessor:
         test = scaler.transform(test)
     """
 
-    FitStatus: ClassVar[type[FitStatus]] = FitStatus
+    #: Under its name in Ray Data.
+    FitStatus: ClassVar[Any] = FitStatus
     _is_fittable = True
 
     def __init__(self) -> None:
@@ -91,7 +96,7 @@ class Preprocessor:
         self._fitted = True
         return fitted
 
-    def fit_status(self) -> FitStatus:
+    def fit_status(self) -> _Status:
         """Return whether it is fitted."""
         if not self._is_fittable:
             return FitStatus.NOT_FITTABLE

@@ -52,16 +52,17 @@ class _Discretizer(ColumnPreprocessor):
         made: dict[str, Any] = {}
         for column, output in self._pairs():
             kind = self.dtypes.get(column)
-            labels: Any = list(kind.categories) if isinstance(kind, pd.CategoricalDtype) else False
+            cut: Any = pd.cut
+            labels = list(kind.categories) if isinstance(kind, pd.CategoricalDtype) else False
             try:
-                made[output] = pd.cut(
+                made[output] = cut(
                     df[column],
                     self._edges(column),
                     right=self.right,
                     labels=labels,
                     ordered=bool(kind.ordered) if isinstance(kind, pd.CategoricalDtype) else True,
                     include_lowest=self.include_lowest,
-                    duplicates=self.duplicates,  # type: ignore[arg-type]
+                    duplicates=self.duplicates,
                 )
             except (TypeError, ValueError) as error:
                 raise DataError(

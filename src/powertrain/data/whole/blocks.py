@@ -15,7 +15,7 @@ from powertrain.data.plan.order import MOST_SHUFFLED
 
 _pt = pa.types
 #: First rows whose size determines the number of rows of a block.
-_SAMPLED_ROWS = 2048
+_SAMPLED_ROWS = 256
 
 
 def value_bytes(values: Any) -> int:

@@ -23,11 +23,6 @@ _BYTES_OF_A_THREAD = 64 * 2**20
 ROW = "__powertrain_row"
 
 
-def quoted(name: str) -> str:
-    """Return the name of a column as SQL has it."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 class Database:
     """A database in memory, for one query. ``with`` closes it and removes its spilled files."""
 
@@ -53,6 +48,7 @@ class Database:
         try:
             self._connection = self._duckdb.connect(":memory:", config=settings)
             self._connection.execute("SET TimeZone = 'UTC'")
+            self._connection.execute("SET enable_progress_bar = false")
         except BaseException:
             self._scratch.close()
             raise
@@ -71,11 +67,6 @@ class Database:
         """Let queries read these rows, once, as the table ``name``."""
         reader = pa.RecordBatchReader.from_batches(schema, self._watched(batches))
         self._connection.register(name, reader)
-
-    def create(self, name: str, query: str) -> None:
-        """Keep the result of a query as the table ``name``, for queries that need it more than once."""
-        with self._explained():
-            self._connection.execute(f"CREATE TEMP TABLE {quoted(name)} AS {query}")
 
     def query(self, query: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Return the types of a query's result, and its rows."""

@@ -23,7 +23,7 @@ from powertrain.data.output.tables import as_type, pieces_by_bytes, table_of
 from powertrain.data.rows.rows import Rows
 from powertrain.data.sources.plain import checked_columns, plain_table
 from powertrain.data.whole.blocks import changes, cut_at_changes, cut_evenly
-from powertrain.data.whole.database import Database, quoted
+from powertrain.data.whole.database import Database
 from powertrain.data.whole.inputs import Input, is_held
 from powertrain.data.whole.ordering import order_by, ordered
 from powertrain.data.whole.query import Query, QueryResult
@@ -61,7 +61,7 @@ def _in_groups(
     database: Database, rows: Input, keys: Sequence[str], operation: MapGroupRows
 ) -> Iterator[pa.Table]:
     """Yield the results of an operation on groups, the groups in the order of their keys."""
-    order = order_by(rows.schema, keys, [False] * len(keys))
+    order = order_by(rows, keys, [False] * len(keys))
     in_order = ordered(database, rows, order)
     blocks: Iterable[pa.Table] = cut_at_changes(in_order, keys, each=False) if keys else _one(in_order)
     runner = Runner([operation], seed=0, name_row=lambda number: f"row {number} in the order of the groups")
@@ -116,6 +116,10 @@ class MapGroups(Query):
     @property
     def identity(self) -> str:
         return repr((self.keys, self.operation.batch_format))
+
+    @property
+    def calls_functions(self) -> bool:
+        return True
 
     def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         [rows] = inputs
@@ -233,20 +237,19 @@ def _by_sql(
     targets = [each.get_target_column() for each in aggregations]
     columns = list(dict.fromkeys([*keys, *(name for name in targets if name is not None)]))
     database.add("input", rows.read_schema(columns), rows.read(columns))
-    selected = [f"{quoted(name)} AS {quoted(name)}" for name in keys]
-    for each, target in zip(aggregations, targets, strict=True):
+    selected = [rows.sql(name) for name in keys]
+    for number, (each, target) in enumerate(zip(aggregations, targets, strict=True)):
         kind = None if target is None else rows.schema.field(target).type
-        sql = each.sql("" if target is None else f'"input".{quoted(target)}', kind)
-        selected.append(f"{sql} AS {quoted(each.name)}")
+        selected.append(f"{each.sql('' if target is None else rows.sql(target), kind)} AS result{number}")
     query = f'SELECT {", ".join(selected) or "1"} FROM "input"'
     if keys:
-        grouped = ", ".join(f'"input".{quoted(name)}' for name in keys)
-        order = ", ".join(f'"input".{quoted(name)} ASC NULLS LAST' for name in keys)
-        query += f" GROUP BY {grouped} ORDER BY {order}"
+        grouped = ", ".join(rows.sql(name) for name in keys)
+        query += f" GROUP BY {grouped} ORDER BY {order_by(rows, keys, [False] * len(keys))}"
     schema, batches = database.query(query)
+    names = [*keys, *(each.name for each in aggregations)] or schema.names
     fields = {name: rows.schema.field(name) for name in keys}
-    return _typed(schema.empty_table(), fields).schema, (
-        _typed(pa.Table.from_batches([batch]), fields) for batch in batches
+    return _typed(schema.empty_table().rename_columns(names), fields).schema, (
+        _typed(pa.Table.from_batches([batch]).rename_columns(names), fields) for batch in batches
     )
 
 

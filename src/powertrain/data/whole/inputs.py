@@ -44,13 +44,15 @@ class Input:
     def __init__(self, plan: Plan) -> None:
         if plan.mixture is None:
             plan = dataclasses.replace(plan, shuffled=False)
-        #: Identifies the rows, as far as their sources do.
+        #: Identifies the rows: by their sources, or by the values that functions have made of them, which may decide
+        #: the order of a result.
         self.fingerprint = plan.inspected().fingerprint
         declared = declared_schema(plan)
         # Rows that functions make have no type before all are made; a mixture has no order of blocks.
         if declared is None or plan.mixture is not None:
             plan = PlanReader(plan).materialize()
-            declared = plan.parts[0].source.inspect().schema
+            facts = plan.parts[0].source.inspect()
+            declared, self.fingerprint = facts.schema, facts.fingerprint
         self._plan, self.schema = plan, declared
 
     @property
@@ -74,9 +76,13 @@ class Input:
                     "of numbers, text or times, or make one with map()."
                 )
 
+    def sql(self, name: str) -> str:
+        """Return the name of a column in DuckDB, which does not tell capital letters from small ones."""
+        return f"c{self.schema.get_field_index(name)}"
+
     def read_schema(self, columns: Sequence[str]) -> pa.Schema:
-        """Return the types of :meth:`read`: these columns, then the number of the row."""
-        fields: list[Any] = [pa.field(name, self.schema.field(name).type) for name in columns]
+        """Return the types of :meth:`read`: these columns, by their names in DuckDB, then the number of the row."""
+        fields: list[Any] = [pa.field(self.sql(name), self.schema.field(name).type) for name in columns]
         return pa.schema([*fields, pa.field(ROW, pa.int64())])
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -113,6 +119,12 @@ class Input:
                     f"block that begins with {source.name_row(block.index, block.start)}. Do not write to files that "
                     "are being read, and start again."
                 )
+
+    @property
+    def row_bytes(self) -> float:
+        """Approximate bytes of a row."""
+        blocks = [block for part in self._plan.parts for block in part.source.inspect().blocks]
+        return sum(block.nbytes for block in blocks) / max(sum(block.rows for block in blocks), 1)
 
     # -- rows by their number
 

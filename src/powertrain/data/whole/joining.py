@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from powertrain.data.whole.blocks import cut_evenly
-from powertrain.data.whole.database import ROW, Database, quoted
+from powertrain.data.whole.database import ROW, Database
 from powertrain.data.whole.inputs import Input
 from powertrain.data.whole.ordering import restored
 from powertrain.data.whole.query import Query, QueryResult
@@ -28,7 +28,8 @@ _ONE_SIDED = {
     "right_anti": ("ANTI", 1),
 }
 JOIN_TYPES = (*_OUTER, *_ONE_SIDED)
-_LEFT_ROW, _RIGHT_ROW = f"{ROW}_left", f"{ROW}_right"
+#: What the columns of each side begin with in results.
+_LEFT, _RIGHT = "left_", "right_"
 
 
 @dataclass(frozen=True)
@@ -68,42 +69,43 @@ class JoinRows(Query):
             return self._one_sided(left, right, database)
         return self._both(left, right, database)
 
-    @property
-    def _condition(self) -> str:
+    def _condition(self, left: Input, right: Input) -> str:
         pairs = zip(self.left_on, self.right_on, strict=True)
-        return " AND ".join(f'"left".{quoted(one)} = "right".{quoted(other)}' for one, other in pairs)
+        return " AND ".join(f'"left".{left.sql(one)} = "right".{right.sql(other)}' for one, other in pairs)
 
     def _one_sided(self, left: Input, right: Input, database: Database) -> QueryResult:
         how, side = _ONE_SIDED[self.kind]
         kept, name, other = (left, "left", "right") if side == 0 else (right, "right", "left")
-        columns = [f'"{name}".{quoted(column)}' for column in [*kept.held, ROW]]
+        columns = [f'"{name}".{column}' for column in [*map(kept.sql, kept.held), ROW]]
         _, batches = database.query(
-            f'SELECT {", ".join(columns)} FROM "{name}" {how} JOIN "{other}" ON {self._condition} '
-            f'ORDER BY "{name}".{quoted(ROW)}'
+            f'SELECT {", ".join(columns)} FROM "{name}" {how} JOIN "{other}" ON {self._condition(left, right)} '
+            f'ORDER BY "{name}".{ROW}'
         )
         names = {column: column for column in kept.schema.names}
-        tables: Iterator[pa.Table] = (restored(batch, [(kept, ROW, names)]) for batch in batches)
+        tables: Iterator[pa.Table] = (
+            table for batch in batches for table in restored(batch, [(kept, "", names)])
+        )
         return QueryResult(cut_evenly(tables), kept.schema)
 
     def _both(self, left: Input, right: Input, database: Database) -> QueryResult:
         left_names, right_names = self._names(left, right)
-        selected = []
         keys = dict(zip(self.left_on, self.right_on, strict=True))
+        selected = [f'"left".{ROW} AS {_LEFT}{ROW}', f'"right".{ROW} AS {_RIGHT}{ROW}']
         for column in left.held:
-            value = f'"left".{quoted(column)}'
+            value = f'"left".{left.sql(column)}'
             if column in keys:
-                value = f'coalesce({value}, "right".{quoted(keys[column])})'
+                value = f'coalesce({value}, "right".{right.sql(keys[column])})'
             if column in left_names:
-                selected.append(f"{value} AS {quoted(left_names[column])}")
+                selected.append(f"{value} AS {_LEFT}{left.sql(column)}")
         for column in right.held:
             if column in right_names:
-                selected.append(f'"right".{quoted(column)} AS {quoted(right_names[column])}')
-        selected += [f'"left".{quoted(ROW)} AS {_LEFT_ROW}', f'"right".{quoted(ROW)} AS {_RIGHT_ROW}']
+                selected.append(f'"right".{right.sql(column)} AS {_RIGHT}{right.sql(column)}')
         _, batches = database.query(
-            f'SELECT {", ".join(selected)} FROM "left" {_OUTER[self.kind]} "right" ON {self._condition} '
-            f"ORDER BY {_LEFT_ROW} NULLS LAST, {_RIGHT_ROW} NULLS LAST"
+            f'SELECT {", ".join(selected)} FROM "left" {_OUTER[self.kind]} "right" '
+            f"ON {self._condition(left, right)} "
+            f"ORDER BY {_LEFT}{ROW} NULLS LAST, {_RIGHT}{ROW} NULLS LAST"
         )
-        sides = [(left, _LEFT_ROW, left_names), (right, _RIGHT_ROW, right_names)]
+        sides = [(left, _LEFT, left_names), (right, _RIGHT, right_names)]
         schema = pa.schema(
             [
                 rows.schema.field(name).with_name(new).with_nullable(True)
@@ -111,7 +113,7 @@ class JoinRows(Query):
                 for name, new in names.items()
             ]
         )
-        return QueryResult(cut_evenly(restored(batch, sides) for batch in batches), schema)
+        return QueryResult(cut_evenly(table for batch in batches for table in restored(batch, sides)), schema)
 
     def _names(self, left: Input, right: Input) -> tuple[dict[str, str], dict[str, str]]:
         """Return the new names of both sides' columns. The keys are those of the left side; where all rows of the

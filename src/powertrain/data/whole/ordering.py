@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from powertrain.data.output.materialized import BLOCK_BYTES
 from powertrain.data.output.tables import as_type
 from powertrain.data.whole.blocks import cut_at_changes, cut_evenly
-from powertrain.data.whole.database import ROW, Database, quoted
+from powertrain.data.whole.database import ROW, Database
 from powertrain.data.whole.inputs import Input
 from powertrain.data.whole.query import Query, QueryResult
 from powertrain.errors import DataError
@@ -19,13 +20,14 @@ from powertrain.errors import DataError
 PART = "__powertrain_part"
 
 
-def order_by(schema: pa.Schema, keys: Sequence[str], descending: Sequence[bool]) -> str:
+def order_by(rows: Input, keys: Sequence[str], descending: Sequence[bool]) -> str:
     """Return the order by columns as SQL: NaN after all numbers and null after NaN, also in descending order."""
     terms = []
     for name, down in zip(keys, descending, strict=True):
-        if down and pa.types.is_floating(schema.field(name).type):
-            terms.append(f"isnan({quoted(name)}) NULLS LAST")
-        terms.append(f"{quoted(name)} {'DESC' if down else 'ASC'} NULLS LAST")
+        column = rows.sql(name)
+        if down and pa.types.is_floating(rows.schema.field(name).type):
+            terms.append(f"isnan({column}) NULLS LAST")
+        terms.append(f"{column} {'DESC' if down else 'ASC'} NULLS LAST")
     return ", ".join(terms)
 
 
@@ -35,34 +37,41 @@ def ordered(database: Database, rows: Input, order: str, part: str | None = None
         rows.keep()
     held = rows.held
     database.add("input", rows.read_schema(held), rows.read(held))
-    selected = [quoted(name) for name in held] + [quoted(ROW)] * bool(rows.gathered)
+    selected = [rows.sql(name) for name in held] + [ROW] * bool(rows.gathered)
     more = [] if part is None else [f"{part} AS {PART}"]
-    # The columns of another name are read before they are selected: an alias could hide one.
     _, batches = database.query(
-        f'SELECT {", ".join([*selected, *more])} FROM "input" ORDER BY {order}{", " if order else ""}{quoted(ROW)}'
+        f'SELECT {", ".join([*selected, *more])} FROM "input" ORDER BY {order}{", " if order else ""}{ROW}'
     )
     for batch in batches:
-        yield restored(
-            batch, [(rows, ROW, {name: name for name in rows.schema.names})], [PART] if more else []
-        )
+        names = {name: name for name in rows.schema.names}
+        yield from restored(batch, [(rows, "", names)], [PART] if more else [])
 
 
-def restored(
-    batch: pa.RecordBatch, sides: Sequence[tuple[Input, str, dict[str, str]]], more: Sequence[str] = ()
-) -> pa.Table:
-    """Return a batch of DuckDB's with the types of the inputs, and the columns that it does not hold.
+#: An input, what its columns begin with in a batch of results, and the new names of its columns.
+Side = tuple[Input, str, dict[str, str]]
 
-    Each side is an input, the column with the numbers of its rows, and the new names of its columns.
-    """
+
+def restored(batch: pa.RecordBatch, sides: Sequence[Side], more: Sequence[str] = ()) -> Iterator[pa.Table]:
+    """Yield the rows of a batch of DuckDB's with the names and types of the inputs, and the columns that it does not
+    hold: as few rows at a time as their size requires."""
+    width = sum(rows.row_bytes for rows, _, _ in sides if rows.gathered)
+    step = max(1, int(BLOCK_BYTES // width)) if width else batch.num_rows
+    for start in range(0, batch.num_rows, step):
+        yield _restored(batch.slice(start, step), sides, more)
+
+
+def _restored(batch: pa.RecordBatch, sides: Sequence[Side], more: Sequence[str]) -> pa.Table:
     columns: list[Any] = []
     fields: list[Any] = []
-    for rows, numbers, names in sides:
+    for rows, prefix, names in sides:
         wanted = [name for name in names if name in rows.gathered]
-        gathered = rows.take(batch.column(numbers), wanted) if wanted else None
+        gathered = rows.take(batch.column(prefix + ROW), wanted) if wanted else None
         for name, new in names.items():
             field = rows.schema.field(name).with_name(new).with_nullable(True)
-            found = gathered.column(name) if gathered is not None and name in wanted else None
-            column = pa.chunked_array([batch.column(new)]) if found is None else found
+            if gathered is not None and name in wanted:
+                column = gathered.column(name)
+            else:
+                column = pa.chunked_array([batch.column(prefix + rows.sql(name))])
             columns.append(as_type(column, field.type))
             fields.append(field)
     for name in more:
@@ -95,10 +104,10 @@ class SortRows(Query):
     def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         [rows] = inputs
         rows.check_keys("sort()", self.keys)
-        order = order_by(rows.schema, self.keys, self.descending)
+        order = order_by(rows, self.keys, self.descending)
         if not self.boundaries:
             return QueryResult(cut_evenly(ordered(database, rows, order)), rows.schema)
-        first, kind = quoted(self.keys[0]), rows.schema.field(self.keys[0]).type
+        first, kind = rows.sql(self.keys[0]), rows.schema.field(self.keys[0]).type
         limits = [_literal(value, kind) for value in self.boundaries]
         part = " + ".join(f"coalesce(({first} >= {limit})::INTEGER, 1)" for limit in limits)
         tables = cut_at_changes(ordered(database, rows, order, part), [PART], each=True)
@@ -145,10 +154,12 @@ class PartitionRows(Query):
         [rows] = inputs
         rows.check_keys("repartition()", self.keys)
         # A hash that no version of DuckDB changes. A null is told apart from its text by the mark before it.
-        text = " || ".join(f"coalesce('=' || {quoted(name)}::VARCHAR, '0') || chr(31)" for name in self.keys)
+        text = " || ".join(
+            f"coalesce('=' || {rows.sql(name)}::VARCHAR, '0') || chr(31)" for name in self.keys
+        )
         part = f"(md5_number_lower({text}) % {self.count})"
         order = part
         if self.sort:
-            order += ", " + order_by(rows.schema, self.keys, [False] * len(self.keys))
+            order += ", " + order_by(rows, self.keys, [False] * len(self.keys))
         tables = cut_at_changes(ordered(database, rows, order, part), [PART], each=True)
         return QueryResult(without_part(tables), rows.schema)

@@ -40,6 +40,11 @@ class Query(ABC):
     def identity(self) -> str:
         """Text that differs for queries with different rows or another order, but for functions of the user."""
 
+    @property
+    def calls_functions(self) -> bool:
+        """True where functions of the user make the rows, so that only the rows themselves identify the result."""
+        return False
+
     @abstractmethod
     def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         """Return the result. Its order, and where its blocks end, follow from the rows alone."""
@@ -48,14 +53,15 @@ class Query(ABC):
 class WholeDataSource(Source):
     """The result of a query: computed once, when it is inspected, and kept in files of this process.
 
-    Its fingerprint follows from those of its inputs, the query and the numbers of rows, and not from its values: sums
-    of floats differ in their last digits from one computation to the next.
+    Its fingerprint follows from those of its inputs, the query and the numbers of rows, and, but for functions of the
+    user, not from its values: sums of floats differ in their last digits from one computation to the next.
     """
 
     cheap_to_decode = True
 
     def __init__(self, query: Query, plans: Sequence[Plan]) -> None:
-        self._query, self._plans = query, tuple(plans)
+        self._query: Query | None = query
+        self._name, self._plans = query.name, tuple(plans)
         self._inners = tuple(part.source for plan in plans for part in plan.parts)
         self._kept: MaterializedSource | None = None
         self._computing = threading.Lock()
@@ -63,7 +69,7 @@ class WholeDataSource(Source):
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "_computing"}
         if self._kept is not None:  # a copy reads the result, and needs neither inputs nor functions
-            state["_plans"] = state["_inners"] = ()
+            state.update(_query=None, _plans=(), _inners=())
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -77,7 +83,7 @@ class WholeDataSource(Source):
 
     def name_row(self, block: int, row: int) -> str:
         number = sum(facts.rows for facts in self.inspect().blocks[:block]) + row
-        return f"row {number} of the result of {self._query.name}"
+        return f"row {number} of the result of {self._name}"
 
     def publish(self, directory: str) -> Source:
         """Link the files below ``directory``: engines with several machines copy what lies there to each of them."""
@@ -85,27 +91,30 @@ class WholeDataSource(Source):
             return self._result().linked(directory)
         except OSError as error:
             raise DataError(
-                f"The result of {self._query.name} could not be put into {directory!r} for the workers: "
+                f"The result of {self._name} could not be put into {directory!r} for the workers: "
                 f"{error.strerror or error}. Free space there, or choose another storage path."
             ) from error
 
     def _result(self) -> MaterializedSource:
         with self._computing:
             if self._kept is None:
-                self._kept = self._computed()
+                assert self._query is not None, "a copy without a result has the query"
+                self._kept = self._computed(self._query)
             return self._kept
 
-    def _computed(self) -> MaterializedSource:
-        with Database(self._query.name) as database:
+    def _computed(self, query: Query) -> MaterializedSource:
+        with Database(query.name) as database:
             inputs = [Input(plan) for plan in self._plans]
-            result = self._query.compute(inputs, database)
+            result = query.compute(inputs, database)
             kept = keep(result.blocks, lambda: result.schema)
         facts = kept.inspect()
         digest = hashlib.blake2b(digest_size=16, person=b"powertrain.whole")
-        digest.update(repr((self._query.name, self._query.identity)).encode())
+        digest.update(repr((query.name, query.identity)).encode())
         digest.update(repr([each.fingerprint for each in inputs]).encode())
         digest.update(repr([block.rows for block in facts.blocks]).encode())
         digest.update(repr([(field.name, str(field.type)) for field in facts.schema]).encode())
+        if query.calls_functions:
+            digest.update(facts.fingerprint.encode())
         return kept.described(digest.hexdigest())
 
 

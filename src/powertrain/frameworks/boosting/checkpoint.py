@@ -27,7 +27,7 @@ class BoosterCheckpoint(Checkpoint):
 
         Args:
             booster: The model.
-            preprocessor: Only None: Ray Data's preprocessors are not supported.
+            preprocessor: Only None: keep a preprocessor in the metadata.
             path: An empty directory to write to; by default a temporary one that is removed with the last reference to
                 the checkpoint in this process.
 
@@ -46,4 +46,4 @@ class BoosterCheckpoint(Checkpoint):
         return self.library.load_model(self, self.MODEL_FILENAME, f"{type(self).__name__}.get_model")
 
     def get_preprocessor(self) -> None:
-        """Return None: Ray Data's preprocessors are not supported."""
+        """Return None: preprocessors are kept in the metadata."""
