@@ -209,6 +209,11 @@ def _stop_criterion(value: Any) -> dict[str, float] | Callable[[str, Mapping[str
     return dict(value)
 
 
+def _verbosity(value: Any) -> int:
+    # Ray's own examples pass False, which is 0 there.
+    return int(value) if isinstance(value, bool) else whole(at_least=0, at_most=3)(value)
+
+
 def _log_destination(value: Any) -> bool | str | tuple[str, str]:
     if isinstance(value, bool):
         return value
@@ -303,7 +308,7 @@ class RunConfig(Config):
     sync_config: SyncConfig = option(None, instance_of(SyncConfig))
     """Transfer of files to a remote storage path."""
 
-    verbose: int | None = option(None, optional(whole(at_least=0, at_most=3)))
+    verbose: int | None = option(None, optional(_verbosity))
     """Terminal output of the run: 0 warnings and errors, 1 plain lines, 2 or 3 the live view. None is the live view on
     a terminal and plain lines elsewhere."""
 

@@ -155,7 +155,9 @@ class BoundStopper(NoopStopper):
                 raise ConfigError(
                     f"stop={shorten(bounds)}: the key {shorten(metric)} is no string. {example}"
                 )
-            if isinstance(bound, bool) or not isinstance(bound, (int, float)) or math.isnan(bound):
+            if not isinstance(bound, (int, float)) or math.isnan(
+                bound
+            ):  # True is reached by a metric that is true
                 raise ConfigError(f"stop={{{metric!r}: {shorten(bound)}}}: the bound is no number. {example}")
         self._bounds = dict(bounds)
 
