@@ -66,7 +66,6 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
         raise ConfigError(
             "The token has characters that an address cannot carry. Use letters, digits and signs of ASCII."
         )
-    load_readers()
     places = Places(options.root, options.only)
     with contextlib.ExitStack() as stack:
         listeners, is_own = listening_sockets(options.host, options.port)
@@ -107,16 +106,14 @@ def serve(options: ServerOptions, say: Callable[[str], None]) -> None:
             ws="none",
         )
         address = f"{base}?token={quote(access.token, safe='')}"
+        threading.Thread(target=load_readers, daemon=True).start()
         browser = opened_browser(address) if options.opens_browser else contextlib.nullcontext()
         with browser, contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=listeners)
 
 
 def load_readers() -> None:
-    """Import what reads metrics and steps: half a second that the first page would wait for.
-
-    Before any thread: pandas and pyarrow import each other, and threads that begin with one each wait forever.
-    """
+    """Import what reads metrics and steps: half a second that the first page would wait for."""
     for name in ("pyarrow", "pandas"):
         importlib.import_module(name)
 
