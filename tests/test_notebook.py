@@ -65,6 +65,8 @@ class Cell:
     shown: dict[str, Any] = field(default_factory=dict, repr=False)
     #: The exception's name and its text, without colours; "" when there was none.
     error: str = ""
+    #: The states of what was displayed while it ran, the first and all updates.
+    displayed: list[str] = field(default_factory=list, repr=False)
     traceback: str = field(default="", repr=False)
 
 
@@ -86,9 +88,11 @@ class Notebook:
         deadline = time.monotonic() + _PATIENCE
         while True:
             message = self._next_message(deadline, cell)
+            content = message["content"]
+            if message["msg_type"] in ("display_data", "update_display_data"):  # updates come from a thread
+                cell.displayed.append(content["data"].get("text/html", ""))
             if message["parent_header"].get("msg_id") != request:
                 continue
-            content = message["content"]
             if message["msg_type"] == "status" and content["execution_state"] == "idle":
                 self._client.get_shell_msg(timeout=_PATIENCE)
                 return cell
@@ -167,6 +171,46 @@ def test_a_result_and_its_plot_are_shown(notebook: Notebook) -> None:
     # With pyplot in the kernel, as most notebooks have it, it is still one picture.
     plot = notebook.run("import matplotlib.pyplot\nresult.plot('epoch')")
     assert plot.shown["image/png"].startswith("iVBORw0KGgo")
+
+
+WATCHED = """
+def watched():
+    model = torch.nn.Linear(10, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(120):
+        loss = model(torch.randn(32, 10)).sum()
+        loss.backward()
+        optimizer.step()
+        time.sleep(0.02)
+        train.report({"<b>loss": loss.item()})
+import time
+_ = fit(watched)
+"""
+
+
+def test_a_run_is_shown_while_it_trains_and_its_card_stays(notebook: Notebook) -> None:
+    cell = notebook.run(WATCHED)
+    assert not cell.error, cell
+    assert len(cell.displayed) >= 3, "once at the begin, at least once while it trained, and at the end"
+    training = [shown for shown in cell.displayed if ">training<" in shown]
+    assert any("&lt;b&gt;loss" in shown and "<svg" in shown for shown in training), (
+        "its curve while it trains"
+    )
+    last = cell.displayed[-1]
+    assert ">finished<" in last
+    assert "time of a step" in last
+    assert "goodput" in last
+    assert "diagnosis" in last
+    assert "<b>loss" not in last
+    assert "<script" not in last
+
+
+def test_a_quiet_run_and_a_failed_one(notebook: Notebook) -> None:
+    quiet = "from powertrain import RunConfig\n_ = TorchTrainer(lambda: None, run_config=RunConfig(verbose=0)).fit()"
+    assert notebook.run(quiet).displayed == []
+    cell = notebook.run("def broken():\n    raise ValueError('bad')\nfit(broken)")
+    assert cell.error.startswith("WorkerGroupError"), cell
+    assert ">failed<" in cell.displayed[-1]
 
 
 def test_plain_lines_appear_in_the_cell(notebook: Notebook) -> None:

@@ -17,7 +17,7 @@ from tests.recorded_run import BEGAN, EVENTFUL, RAISED, points, write
 
 from powertrain import Result
 from powertrain.diagnosis.finding import Finding
-from powertrain.result.html import CheckpointCard, ResultCard, Spark, Unread, html, sparkline
+from powertrain.result.html import CheckpointCard, ResultCard, Spark, TimeCard, Unread, html, sparkline
 from powertrain.run import events as ev
 from powertrain.run.startup import report
 
@@ -234,3 +234,14 @@ def test_more_metrics_than_there_is_room_for_are_counted(tmp_path: Path) -> None
     page = page_of(tmp_path / "run")
     assert page.tags.count("svg") == 12
     assert "and 8 more curves" in page.text
+
+
+def test_phases_of_a_step_are_one_bar_with_speed_and_goodput_below() -> None:
+    time = TimeCard((("forward", 0.75), ("<input>", 0.25)), 0.031, "32 steps/s", "91 % of 60 s in training")
+    text = html(ResultCard(path="p", state="training", time=time))
+    assert "time of a step (31.0 ms)" in text
+    assert "width:75.00%" in text
+    assert "&lt;input&gt; 25%" in text
+    assert "32 steps/s" in Page(text).text
+    assert "91 % of 60 s in training" in Page(text).text
+    assert "time of a step" not in html(ResultCard(path="p", state="training"))

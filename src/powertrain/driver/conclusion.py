@@ -19,6 +19,7 @@ from powertrain.text.errors import describe_error
 if TYPE_CHECKING:
     from powertrain.driver.request import TrainRequest
     from powertrain.engine.base import Engine
+    from powertrain.result.notebook import NotebookView
     from powertrain.result.result import Result
     from powertrain.run.events import WorkerFailure
     from powertrain.run.outcome import RunOutcome
@@ -143,6 +144,17 @@ def live_findings(
     from powertrain.diagnosis.live import Live
 
     return Live(storage, name, terminal.text)
+
+
+def notebook_view(
+    request: TrainRequest, storage: Storage, name: str
+) -> NotebookView | contextlib.nullcontext[None]:
+    """Return the view of a run in the cell that started it; an empty context elsewhere, and with ``verbose=0``."""
+    from powertrain.result.notebook import NotebookView, in_notebook
+
+    if request.trial is not None or request.run.verbose == 0 or not in_notebook():
+        return contextlib.nullcontext()
+    return NotebookView(storage, name)
 
 
 def diagnose(request: TrainRequest, storage: Storage, name: str, terminal: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import queue
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from powertrain.driver.conclusion import (
     diagnose,
     keep_return_value,
     live_findings,
+    notebook_view,
     remove_ends,
     warn_about_left_files,
     write_report,
@@ -111,7 +112,8 @@ def fit_with_controller(request: TrainRequest, stack: ExitStack) -> Result:
         request, run, engine, datasets, stack, began, imported
     )
     trackers = start_trackers(request, run.storage, record, earlier, controller, stack)
-    with live_findings(request, append_storage, run.name, run.terminal):
+    view = notebook_view(request, append_storage, run.name)
+    with live_findings(request, append_storage, run.name, run.terminal), view:
         outcome, is_forced = run_to_end(request, controller, engine, stack)
     if is_forced:
         return conclude(request, outcome, run.storage, engine)
@@ -125,6 +127,8 @@ def fit_with_controller(request: TrainRequest, stack: ExitStack) -> Result:
         )
         diagnose(request, append_storage, run.name, run.terminal)
         write_report(request, append_storage, run.name, run.terminal)
+        if not isinstance(view, nullcontext):  # with the findings, which are made just now
+            view.update()
         finish_trackers(request, trackers, outcome, run.storage, run.terminal)
     return conclude(request, outcome, run.storage, engine)
 

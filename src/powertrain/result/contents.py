@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from powertrain.checkpoint import retention
 from powertrain.checkpoint.manifest import Manifest
 from powertrain.errors import ConfigError, StorageError, TrainingFailedError
-from powertrain.result.html import CheckpointCard, ResultCard, Spark, Unread
+from powertrain.result.html import CheckpointCard, ResultCard, Spark, TimeCard, Unread
 from powertrain.run import events as ev
 from powertrain.run.checkpoints.unsaved import UnsavedCheckpoint, fold
 from powertrain.run.lifecycle import RunState
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from powertrain.diagnosis.finding import Finding
+    from powertrain.diagnosis.summary import Report
     from powertrain.result.plot import MetricLine, Picture, PlottedCheckpoint
     from powertrain.run.metrics.curves import Curve
 
@@ -51,6 +52,8 @@ class Contents:
     state: Callable[[], RunState]
     manifests: Callable[[], Sequence[Manifest]]
     findings: Callable[[], Sequence[Finding]]
+    #: The diagnosis; None without telemetry.
+    report: Callable[[], Report | None] = lambda: None
 
     def best(self) -> str:
         """Return the name of the kept checkpoint with the best score; "" if the run has no score."""
@@ -239,7 +242,18 @@ def card_of(
         sparks=_read("its metrics", lambda: _sparks(run)),
         checkpoints=_read("its checkpoints", lambda: _checkpoints(run)),
         findings=_read("its diagnosis", lambda: tuple(run.findings())),
+        time=_read("its diagnosis", lambda: _time(run.report())),
     )
+
+
+def _time(found: Report | None) -> TimeCard:
+    """Return the phases of a step, the speed and the goodput."""
+    from powertrain.diagnosis.card import speed_line, time_line
+
+    if found is None:
+        return TimeCard()
+    phases = tuple((phase.phase, phase.share) for phase in found.phases)
+    return TimeCard(phases, found.mean_step_seconds, speed_line(found), time_line(found))
 
 
 def _about(facts: Sequence[ev.Event]) -> tuple[tuple[str, str], ...]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
+from powertrain.diagnosis.words import seconds as seconds_text
+
 if TYPE_CHECKING:
     from powertrain.diagnosis.finding import Finding
 
@@ -21,6 +23,8 @@ _WIDTH, _HEIGHT = 180, 40
 #: Of more checkpoints than this the newest are shown, and the best.
 _MOST_CHECKPOINTS = 8
 _BLUE, _GREEN, _RED, _AMBER, _GREY = "#3d86d8", "#2a9d5c", "#d9483b", "#c98a12", "#8a8f98"
+#: Colours of phases, in their order.
+_PHASES = ("#3d86d8", "#7fb4ea", "#2a9d5c", "#8ccf9f", "#c98a12", "#e2bd6b", "#9467bd", "#d9483b", "#8a8f98")
 _STATES = {"finished": _GREEN, "failed": _RED, "stopped": _AMBER, "preempted": _AMBER}
 _SEVERITIES = {"critical": _RED, "warning": _AMBER}
 _FAINT = "opacity:.65"
@@ -61,6 +65,19 @@ class CheckpointCard:
 
 
 @dataclass(frozen=True)
+class TimeCard:
+    """Where the time of a step goes, and how fast and how steadily the run trains."""
+
+    #: Shares of a step by phase.
+    phases: tuple[tuple[str, float], ...] = ()
+    #: Mean seconds of a step; 0 if unknown.
+    step_seconds: float = 0.0
+    #: Lines of text; "" if unknown.
+    speed: str = ""
+    goodput: str = ""
+
+
+@dataclass(frozen=True)
 class ResultCard:
     """All that is shown of a result."""
 
@@ -79,6 +96,7 @@ class ResultCard:
     #: The oldest first.
     checkpoints: tuple[CheckpointCard, ...] | Unread = ()
     findings: tuple[Finding, ...] | Unread = ()
+    time: TimeCard | Unread = TimeCard()
 
 
 def html(card: ResultCard) -> str:
@@ -88,6 +106,7 @@ def html(card: ResultCard) -> str:
         _about(card.about),
         _error(card.error),
         _metrics(card),
+        _time(card.time),
         _checkpoints(card.checkpoints),
         _findings(card.findings),
     ]
@@ -257,6 +276,26 @@ def _findings(findings: tuple[Finding, ...] | Unread) -> str:
             f"<div>{dot}{_span(found.kind, 'font-weight:600')} {escape(found.summary)}{action}</div>"
         )
     return _section("diagnosis", "".join(lines)) if lines else ""
+
+
+def _time(time: TimeCard | Unread) -> str:
+    """Return the phases of a step as one bar, then speed and goodput. An unreadable diagnosis is told below."""
+    if isinstance(time, Unread):
+        return ""
+    bar, words = [], []
+    for place, (phase, share) in enumerate(time.phases):
+        colour, percent = _PHASES[place % len(_PHASES)], f"{share:.0%}"
+        title = escape(f"{phase} {percent}")
+        bar.append(f'<span style="background:{colour};width:{100 * share:.2f}%" title="{title}"></span>')
+        dot = f'<span style="color:{colour};margin-right:4px">&#9632;</span>'
+        words.append(f'<span style="margin-right:14px;white-space:nowrap">{dot}{title}</span>')
+    body = ""
+    if bar:
+        style = "display:flex;height:10px;border-radius:3px;overflow:hidden;margin:2px 0 4px"
+        body = f'<div style="{style}" role="img">{"".join(bar)}</div><div>{"".join(words)}</div>'
+    body += _pairs([pair for pair in (("speed", time.speed), ("goodput", time.goodput)) if pair[1]])
+    step = f" ({seconds_text(time.step_seconds)})" if time.step_seconds > 0 else ""
+    return _section(f"time of a step{step}", body) if body else ""
 
 
 def _section(title: str, body: str) -> str:

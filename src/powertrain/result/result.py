@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
     from powertrain.diagnosis.finding import Finding
+    from powertrain.diagnosis.summary import Report
 
 #: Seconds for which requests to storage are retried.
 _READ_WITHIN = 60.0
@@ -326,12 +327,14 @@ class Result:
 
         They are from ``final_summary.json``, or from the telemetry of a run that has not ended.
         """
+        report = self._report
+        return report.findings if report is not None else ()
+
+    @cached_property
+    def _report(self) -> Report | None:
         from powertrain.diagnosis import final
 
-        if self._given is not None:
-            return ()
-        report = final.report_of(self._storage, self._run_state.name)
-        return report.findings if report is not None else ()
+        return None if self._given is not None else final.report_of(self._storage, self._run_state.name)
 
     def plot(
         self,
@@ -407,6 +410,7 @@ class Result:
             state=lambda: self._run_state,
             manifests=lambda: self._manifests,
             findings=lambda: self.findings,
+            report=lambda: self._report,
         )
 
     @property
