@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 from powertrain import data
+from powertrain.data.aggregate import AsList, Sum
 from powertrain.data.datatype import DataType
 from powertrain.data.expressions import (
     col,
@@ -279,5 +280,27 @@ def test_a_summary_describes_every_column() -> None:
     assert "missing_pct" in repr(summary)
     with pytest.raises(DataError, match="no column 'z'"):
         summary.get_column_stats("z")
-    with pytest.raises(NotImplementedError, match="single statistics"):
-        ROWS.summary(override_dtype_agg_mapping={})
+    assert found["approx_quantile[0]"] in (1, 2)
+    names = summary.get_column_stats("name").set_index("statistic")["value"].to_dict()
+    assert names["approx_topk[0]"]["count"] >= 1
+
+
+def test_aggregations_of_a_summary_are_chosen_by_type() -> None:
+    rows = data.from_items([{"x": value, "y": float(value)} for value in (1, 2, 6)])
+    summary = rows.summary(
+        override_dtype_agg_mapping={DataType.int64(): lambda name: [Sum(name), AsList(name)]}
+    )
+    chosen = summary.get_column_stats("x").set_index("statistic")["value"].to_dict()
+    assert chosen == {"sum": 9, "list[0]": 1, "list[1]": 2, "list[2]": 6}
+    other = summary.get_column_stats("y").set_index("statistic")["value"].to_dict()
+    assert (other["mean"], other["approx_quantile[0]"]) == (3.0, 2.0)
+    with pytest.raises(DataError, match="is not a dict"):
+        rows.summary(override_dtype_agg_mapping=5)
+    with pytest.raises(DataError, match="has the entry 'int64'"):
+        rows.summary(override_dtype_agg_mapping={"int64": lambda name: []})
+
+
+def test_a_summary_without_duckdb_has_no_medians(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    summary = data.from_items([{"x": 1}, {"x": 2}]).summary()
+    assert "approx_quantile[0]" not in summary.get_column_stats("x")["statistic"].tolist()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from powertrain.data.dataset import Dataset
     from powertrain.data.iterators.alone import DatasetIterator
     from powertrain.data.methods.combining import MixStoppingCondition
-    from powertrain.data.methods.statistics import DatasetSummary
+    from powertrain.data.methods.summary import DatasetSummary
     from powertrain.data.options.context import DataContext
     from powertrain.data.options.seeds import FileShuffleConfig, RandomSeedConfig
     from powertrain.data.options.strategies import ActorPoolStrategy, TaskPoolStrategy
@@ -71,7 +71,7 @@ _HOMES = {
     "powertrain.data.shard": ("DataShard",),
     "powertrain.data.iterators.alone": ("DatasetIterator",),
     "powertrain.data.methods.combining": ("MixStoppingCondition",),
-    "powertrain.data.methods.statistics": ("DatasetSummary",),
+    "powertrain.data.methods.summary": ("DatasetSummary",),
     "powertrain.data.options.context": ("DataContext",),
     "powertrain.data.options.seeds": ("FileShuffleConfig", "RandomSeedConfig"),
     "powertrain.data.options.strategies": ("ActorPoolStrategy", "TaskPoolStrategy"),

@@ -8,53 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from powertrain.data.arguments import column_names, flag, whole
 from powertrain.data.methods.writing_formats import FormatWritingMethods
-from powertrain.errors import NotSupportedError
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
+    from powertrain.data.methods.summary import DatasetSummary
     from powertrain.data.output.aggregates import ColumnAggregate
-
-
-class DatasetSummary:
-    """Statistics of the columns of a dataset, returned by :meth:`Dataset.summary`."""
-
-    def __init__(self, schema: pa.Schema, statistics: dict[str, dict[str, Any]]) -> None:
-        self.dataset_schema, self._statistics = schema, statistics
-        self.columns = list(statistics)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """Return a DataFrame with a row for each statistic and a column for each column of the dataset."""
-        import pandas as pd
-
-        names = list(dict.fromkeys(name for found in self._statistics.values() for name in found))
-        columns: dict[str, Any] = {"statistic": names}
-        for column, found in self._statistics.items():
-            columns[column] = [found.get(name) for name in names]
-        return pd.DataFrame(columns)
-
-    def get_column_stats(self, column: str) -> pd.DataFrame:
-        """Return the statistics of one column, as a DataFrame.
-
-        Args:
-            column: The name of the column.
-
-        Raises:
-            DataError: There is no such column.
-        """
-        import pandas as pd
-
-        from powertrain.data.sources.plain import checked_columns
-
-        checked_columns([column], self.columns, "the summary")
-        found = self._statistics[column]
-        return pd.DataFrame(
-            {"statistic": list(found), "value": pd.Series(list(found.values()), dtype=object)}
-        )
-
-    def __repr__(self) -> str:
-        return self.to_pandas().to_string()
 
 
 class StatisticsMethods(FormatWritingMethods):
@@ -186,36 +143,46 @@ class StatisticsMethods(FormatWritingMethods):
     def summary(
         self, columns: Sequence[str] | None = None, override_dtype_agg_mapping: Any = None
     ) -> DatasetSummary:
-        """Return statistics of the columns, computed in one pass.
+        """Return statistics of the columns.
 
         Columns of numbers have count, mean, least and greatest value, standard deviation, and the percentages of
         missing values and of zeros; others the count and the percentage of missing values, and those that can be
-        ordered the least and greatest value.
+        ordered the least and greatest value. With the extra ``duckdb``, which a second pass is made by, numbers have
+        their median too, and texts their ten most frequent values.
 
         Args:
             columns: The names of columns; None for all.
-            override_dtype_agg_mapping: Refused: Ray Data's aggregators by type.
+            override_dtype_agg_mapping: Functions by :class:`~powertrain.data.datatype.DataType` that return the
+                aggregations of a column with that type, in place of the statistics above. Needs ``duckdb``.
 
         Returns:
             The statistics; ``to_pandas()`` shows them as a table.
 
         Raises:
-            DataError: There is no such column.
-            NotSupportedError: Aggregators were given.
+            DataError: There is no such column, or no DuckDB for given aggregations.
 
         Example::
 
             print(dataset.summary())
         """
-        if override_dtype_agg_mapping is not None:
-            raise NotSupportedError(
-                "summary(override_dtype_agg_mapping=...) of Ray Data has no counterpart here: use sum(), mean(), std() "
-                "and the others for single statistics."
-            )
+        from powertrain.data.methods.summary import (
+            DatasetSummary,
+            add_results,
+            chosen_aggregations,
+            distributions,
+            statistics_of,
+        )
+
         names = self.columns() if columns is None else list(column_names("summary", columns))
         schema = self.schema()
-        found = self._aggregates(names)
-        return DatasetSummary(schema, {name: _statistics(each) for name, each in found.items()})
+        chosen = chosen_aggregations(schema, names, override_dtype_agg_mapping)
+        found = self._aggregates([name for name in names if name not in chosen])
+        statistics = {name: {} if name in chosen else statistics_of(found[name]) for name in names}
+        more = {**chosen, **distributions(schema, list(found))}
+        aggregations = [one for each in more.values() for one in each]
+        if aggregations:
+            add_results(statistics, more, self.aggregate(*aggregations))
+        return DatasetSummary(schema, statistics)
 
     def _aggregated(
         self,
@@ -254,13 +221,3 @@ class StatisticsMethods(FormatWritingMethods):
         chosen = tuple(names)
         plan = project(self.plan, lambda source: ProjectedSource(source, chosen), SelectColumns(chosen))
         return PlanReader(plan).tables(None)
-
-
-def _statistics(found: ColumnAggregate) -> dict[str, Any]:
-    rows = found.count + found.nulls
-    result: dict[str, Any] = {"count": rows, "missing_pct": 100 * found.nulls / rows if rows else None}
-    if found.total is not None:
-        result.update(mean=found.mean, std=found.std(0), zero_pct=100 * found.zeros / rows)
-    if found.least is not None:
-        result.update(min=found.least, max=found.most)
-    return result
