@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import zmq.auth
@@ -54,6 +54,8 @@ _HANDSHAKE_TIMEOUT_S = 10.0
 _EVENTS_AHEAD = 1000 + 1
 #: ZeroMQ's format of such an event: its kind, and a number, which is the connection's descriptor.
 _EVENT = struct.Struct("=HI")
+#: Milliseconds for sending what is left when the hub closes, and seconds until ZeroMQ has closed its socket.
+_LINGER_MS, _CLOSE_TIMEOUT_S = 200, 10.0
 #: Files that a process has open beside its connections.
 _OTHER_FILES = 512
 #: Seconds between two polls of the hub, per known worker, so that with thousands it handles many messages at once;
@@ -238,13 +240,24 @@ class Hub:
 
     def _close_sockets(self) -> None:
         self._auth.stop()
-        with self._draining_events():  # ZeroMQ would wait for ever where strangers have filled their queue
-            self._socket.disable_monitor()
+        self._socket.close(linger=_LINGER_MS)
+        self._drain_events()
         self._events.close()
         if self._unproven is not None:
             self._unproven.close()
-        self._socket.close(linger=200)
         self._context.term()
+
+    def _drain_events(self) -> None:
+        """Read events of connections until ZeroMQ has closed the socket, which waits while their queue is full.
+
+        Not ``disable_monitor()``: pyzmq keeps the interpreter's lock while it waits for that queue, so that no thread
+        could read from it, and the process would hang for ever.
+        """
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        while (left := deadline - time.monotonic()) > 0 and self._events.poll(int(left * 1000) + 1):
+            event, _ = _EVENT.unpack(self._events.recv_multipart()[0])
+            if event == zmq.EVENT_MONITOR_STOPPED:
+                return
 
     # -- the thread
 
@@ -262,7 +275,7 @@ class Hub:
 
     def _event_socket(self) -> zmq.Socket[bytes]:
         """Return the socket on which ZeroMQ reports new and closed connections."""
-        wanted = zmq.EVENT_DISCONNECTED
+        wanted = zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
         if self._unproven is not None:
             wanted |= zmq.EVENT_ACCEPTED
             make_room_for_connections(MOST_UNPROVEN + _EVENTS_AHEAD)
@@ -271,23 +284,6 @@ class Hub:
         self._socket.monitor("inproc://connections", wanted)
         events.connect("inproc://connections")
         return events
-
-    @contextlib.contextmanager
-    def _draining_events(self) -> Iterator[None]:
-        done = threading.Event()
-
-        def drain() -> None:
-            while not done.is_set():
-                if self._events.poll(1):
-                    self._events.recv_multipart()
-
-        thread = threading.Thread(target=drain, name="powertrain-hub-events", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
 
     def _bind(self, address: str, directory: str, port: int, listen_on: str) -> str:
         if address != "ipc":
@@ -374,7 +370,7 @@ class Hub:
                 return
             if event == zmq.EVENT_DISCONNECTED:
                 self._on_disconnect(descriptor)
-            elif self._unproven is not None:
+            elif self._unproven is not None and event == zmq.EVENT_ACCEPTED:
                 self._unproven.add(descriptor)
                 self._bound_unproven(self._unproven)
 

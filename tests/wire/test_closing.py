@@ -1,0 +1,34 @@
+"""The end of a hub, also where many connections end at the same moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+#: A hub whose thread has just ended, and more events of connections than ZeroMQ keeps: it waits for a reader then.
+_FULL_OF_EVENTS = """
+import socket, tempfile
+from powertrain.wire.hub import Hub
+
+with tempfile.TemporaryDirectory(prefix="pt-") as directory:
+    hub = Hub("ipc", lambda received: None, directory=directory)
+    hub._closing = True
+    hub._wake.set()
+    hub._thread.join()
+    hub._closing = False
+    for _ in range(3000):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(hub.endpoint.removeprefix("ipc://"))
+            client.send(bytes(10))
+    print("closing", flush=True)
+    hub.close()
+    print("closed", flush=True)
+"""
+
+
+def test_a_hub_closes_while_thousands_of_connections_end() -> None:
+    # In a process of its own: a hub that hangs here keeps the interpreter's lock, and no timeout of a test could run.
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_OF_EVENTS], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["closing", "closed"], done.stderr
