@@ -56,15 +56,30 @@ def full_window(steps: Mapping[int, Mapping[int, Records]], columns: int) -> Win
         return None
     # A clock that was set while the run went on must not leave all steps in one pixel.
     middle = middle_of(np.concatenate([part["start"] for part in parts]))
-    near = [part[np.abs(part["start"] - middle) < LONGEST_S] for part in parts]
-    near = [part for part in near if len(part)]
+    near = [found for part in parts if len(found := _near(part, middle))]
     begin = min(float(part["start"][0]) for part in near)
     end = max(float(part["start"][-1] + _seconds(part[-1:])[0]) for part in near)
     return Window(begin, min(max(end, begin + 1e-3), begin + 2 * LONGEST_S), columns)
 
 
+def _near(part: Records, middle: float) -> Records:
+    """Return the records, which are in the order of time, that began within :data:`LONGEST_S` of a moment."""
+    if max(abs(part["start"][0] - middle), abs(part["start"][-1] - middle)) < LONGEST_S:
+        return part
+    return part[np.abs(part["start"] - middle) < LONGEST_S]
+
+
 def _settled(part: Records) -> Records:
     """Return the records with a time near the others, whose begins never go back: a clock may have been set."""
+    begins = np.ascontiguousarray(part["start"])
+    # As in every run whose clock was not set. A time that is not known is no more than any other.
+    if (
+        len(part)
+        and begins[0] > 0
+        and begins[-1] - begins[0] < LONGEST_S
+        and (begins[1:] >= begins[:-1]).all()
+    ):
+        return part
     is_known = np.isfinite(part["start"]) & (part["start"] > 0)
     if is_known.any():
         is_known &= np.abs(part["start"] - middle_of(part["start"][is_known])) < LONGEST_S
@@ -89,8 +104,9 @@ def _seconds(part: Records) -> Floats:
 
 def _times(part: Records) -> Floats:
     """Return (steps, phases): seconds, without negative and unknown ones."""
-    times = np.nan_to_num(part["phases"].astype(np.float64), posinf=0.0)
-    return np.asarray(np.maximum(times, 0.0), np.float64)
+    times = np.fmax(part["phases"], np.float64(0.0), dtype=np.float64)
+    times[times == np.inf] = 0.0
+    return np.asarray(times, np.float64)
 
 
 def timeline(
