@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from powertrain.run.record import journal
 from powertrain.storage import Storage
@@ -115,11 +116,15 @@ def card_html(storage: Storage, name: str) -> str:
 
 
 def _show_in_cell(text: str) -> Callable[[str], None]:
-    from IPython.display import HTML, display
+    from IPython.display import display
 
-    handle = display(HTML(text), display_id=True)
+    def bundle(page: str) -> dict[str, str]:
+        return {"text/html": page, "text/plain": "a run of Powertrain"}
+
+    show: Any = display  # IPython has no types here
+    handle = show(bundle(text), raw=True, display_id=True)
 
     def replace(newer: str) -> None:
-        handle.update(HTML(newer))
+        handle.update(bundle(newer), raw=True)
 
     return replace

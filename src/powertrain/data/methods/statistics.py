@@ -10,7 +10,6 @@ from powertrain.data.arguments import column_names, flag, whole
 from powertrain.data.methods.writing_formats import FormatWritingMethods
 
 if TYPE_CHECKING:
-    from powertrain.data.methods.summary import DatasetSummary
     from powertrain.data.output.aggregates import ColumnAggregate
 
 
@@ -139,50 +138,6 @@ class StatisticsMethods(FormatWritingMethods):
         """
         freedom = whole("ddof", ddof, 0)
         return self._aggregated("std", on, ignore_nulls, lambda found: found.std(freedom))
-
-    def summary(
-        self, columns: Sequence[str] | None = None, override_dtype_agg_mapping: Any = None
-    ) -> DatasetSummary:
-        """Return statistics of the columns.
-
-        Columns of numbers have count, mean, least and greatest value, standard deviation, and the percentages of
-        missing values and of zeros; others the count and the percentage of missing values, and those that can be
-        ordered the least and greatest value. With the extra ``duckdb``, which a second pass is made by, numbers have
-        their median too, and texts their ten most frequent values.
-
-        Args:
-            columns: The names of columns; None for all.
-            override_dtype_agg_mapping: Functions by :class:`~powertrain.data.datatype.DataType` that return the
-                aggregations of a column with that type, in place of the statistics above. Needs ``duckdb``.
-
-        Returns:
-            The statistics; ``to_pandas()`` shows them as a table.
-
-        Raises:
-            DataError: There is no such column, or no DuckDB for given aggregations.
-
-        Example::
-
-            print(dataset.summary())
-        """
-        from powertrain.data.methods.summary import (
-            DatasetSummary,
-            add_results,
-            chosen_aggregations,
-            distributions,
-            statistics_of,
-        )
-
-        names = self.columns() if columns is None else list(column_names("summary", columns))
-        schema = self.schema()
-        chosen = chosen_aggregations(schema, names, override_dtype_agg_mapping)
-        found = self._aggregates([name for name in names if name not in chosen])
-        statistics = {name: {} if name in chosen else statistics_of(found[name]) for name in names}
-        more = {**chosen, **distributions(schema, list(found))}
-        aggregations = [one for each in more.values() for one in each]
-        if aggregations:
-            add_results(statistics, more, self.aggregate(*aggregations))
-        return DatasetSummary(schema, statistics)
 
     def _aggregated(
         self,
