@@ -35,8 +35,9 @@ test-rest: $(READY)  ## run the tests that `make test` leaves out
 test-rest-ray: $(READY)
 	$(BIN)/python -m pytest --durations 20 -m "not smoke and ray and not gpu" $(ARGS)
 
+# Whole runs wait more than they compute, so two workers beside the one of Ray share two cores well.
 test-rest-others: $(READY)
-	$(BIN)/python -m pytest --numprocesses 1 --max-worker-restart 20 --durations 20 \
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 20 --durations 20 \
 		-m "not smoke and (gpu or (e2e or slow) and not ray)" $(ARGS)
 
 test-all: test test-rest  ## run all tests
