@@ -28,7 +28,5 @@ with tempfile.TemporaryDirectory(prefix="pt-") as directory:
 
 def test_a_hub_closes_while_thousands_of_connections_end() -> None:
     # In a process of its own: a hub that hangs here keeps the interpreter's lock, and no timeout of a test could run.
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL_OF_EVENTS], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", _FULL_OF_EVENTS], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["closing", "closed"], done.stderr
