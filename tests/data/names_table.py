@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "ray_data.md"
 _HEAD = """# Names and arguments of Ray Data
 
 Every public name of `ray.data` 2.60, its functions' arguments, and the methods of `Dataset` and `DataIterator`. A name
-or an argument *works* as in Ray Data; it is *accepted* where it only says where and when Ray runs a task, and one line
+or an argument *works* as in Ray Data; it is *accepted* where it only affects how Ray schedules tasks, and one line
 of the log names it; or it is *refused*: using it raises `NotImplementedError` with the sentence given here.
 Differences in what works are in [migration.md](migration.md), and datasets themselves in [data.md](data.md).
 

@@ -281,7 +281,7 @@ def test_columns_that_cannot_be_directories_are_refused(
 
 
 def test_partitions_in_a_bucket(s3: S3Server) -> None:
-    place = f"{s3.uri}/partitioned"
+    place = s3.uri("partitioned")
     data.from_items([{"id": number, "k": number % 2} for number in range(6)]).write_parquet(
         place, partition_cols=["k"]
     )

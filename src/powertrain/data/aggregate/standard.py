@@ -26,7 +26,9 @@ class SqlAggregate(AggregateFn):
     #: True where values are added, so that they must be numbers.
     of_numbers = False
 
-    def __init__(self, on: str | None, ignore_nulls: bool, alias_name: str | None) -> None:
+    def __init__(
+        self, on: str | None = None, ignore_nulls: bool = True, alias_name: str | None = None
+    ) -> None:
         if on is not None and not isinstance(on, str):
             raise DataError(f"{type(self).__name__}(on={shown(on)}) must be the name of a column.")
         self._target_col_name = on
@@ -118,11 +120,6 @@ class Sum(SqlAggregate):
 
     verb, of_numbers = "sum", True
 
-    def __init__(
-        self, on: str | None = None, ignore_nulls: bool = True, alias_name: str | None = None
-    ) -> None:
-        super().__init__(on, ignore_nulls, alias_name)
-
     def of_values(self, value: str, kind: Any) -> str:
         """Return the SQL of the sum; of whole numbers with 64 bits."""
         if _pt.is_floating(kind):
@@ -132,7 +129,20 @@ class Sum(SqlAggregate):
         return f"sum({_as_number(value, kind)})::{'UBIGINT' if _pt.is_uint64(kind) else 'BIGINT'}"
 
 
-class Min(SqlAggregate):
+class _Extreme(SqlAggregate):
+    """A least or greatest value. Ray Data starts it from ``zero_factory``, which has no effect here."""
+
+    def __init__(
+        self,
+        on: str | None = None,
+        ignore_nulls: bool = True,
+        alias_name: str | None = None,
+        zero_factory: Any = None,
+    ) -> None:
+        super().__init__(on, ignore_nulls, alias_name)
+
+
+class Min(_Extreme):
     """The least value of a column.
 
     Args:
@@ -144,21 +154,12 @@ class Min(SqlAggregate):
 
     verb = "min"
 
-    def __init__(
-        self,
-        on: str | None = None,
-        ignore_nulls: bool = True,
-        alias_name: str | None = None,
-        zero_factory: Any = None,
-    ) -> None:
-        super().__init__(on, ignore_nulls, alias_name)
-
     def of_values(self, value: str, kind: Any) -> str:
         """Return the SQL of the least value."""
         return f"min({value})"
 
 
-class Max(SqlAggregate):
+class Max(_Extreme):
     """The greatest value of a column.
 
     Args:
@@ -169,15 +170,6 @@ class Max(SqlAggregate):
     """
 
     verb = "max"
-
-    def __init__(
-        self,
-        on: str | None = None,
-        ignore_nulls: bool = True,
-        alias_name: str | None = None,
-        zero_factory: Any = None,
-    ) -> None:
-        super().__init__(on, ignore_nulls, alias_name)
 
     def of_values(self, value: str, kind: Any) -> str:
         """Return the SQL of the greatest value."""
@@ -194,11 +186,6 @@ class Mean(SqlAggregate):
     """
 
     verb, of_numbers = "mean", True
-
-    def __init__(
-        self, on: str | None = None, ignore_nulls: bool = True, alias_name: str | None = None
-    ) -> None:
-        super().__init__(on, ignore_nulls, alias_name)
 
     def of_values(self, value: str, kind: Any) -> str:
         """Return the SQL of the mean."""
@@ -232,7 +219,7 @@ class Std(SqlAggregate):
         )
 
 
-class AbsMax(SqlAggregate):
+class AbsMax(_Extreme):
     """The greatest absolute value of a column.
 
     Args:
@@ -243,15 +230,6 @@ class AbsMax(SqlAggregate):
     """
 
     verb, of_numbers = "abs_max", True
-
-    def __init__(
-        self,
-        on: str | None = None,
-        ignore_nulls: bool = True,
-        alias_name: str | None = None,
-        zero_factory: Any = None,
-    ) -> None:
-        super().__init__(on, ignore_nulls, alias_name)
 
     def of_values(self, value: str, kind: Any) -> str:
         """Return the SQL of the greatest absolute value."""

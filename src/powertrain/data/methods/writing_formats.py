@@ -189,7 +189,7 @@ class FormatWritingMethods(WritingMethods):
 
             dataset.write_orc("data/table")
         """
-        from powertrain.data.output.formats.images import orc_writer
+        from powertrain.data.output.formats.orc import orc_writer
 
         arrow_orc_args, rows = writer_arguments("write_orc", arrow_orc_args, True)
         self._reader.write(

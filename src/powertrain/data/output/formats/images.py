@@ -1,13 +1,11 @@
-"""Rows as image files, and as ORC files."""
+"""Rows as image files."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from powertrain.data.arguments import shortened, shown
+from powertrain.data.arguments import shortened
 from powertrain.data.output.formats.webdataset import encoded_image
 from powertrain.data.output.writing import WriteTable
 from powertrain.data.rows.formats import from_arrow, row_dicts
@@ -31,22 +29,5 @@ def image_writer(column: str, form: str) -> WriteTable:
             ) from error
         with open(path, "wb") as file:
             file.write(content)
-
-    return write
-
-
-def orc_writer(arguments: dict[str, Any]) -> WriteTable:
-    """Return a writer of ORC files with pyarrow's arguments."""
-    from pyarrow import orc
-
-    def write(table: pa.Table, path: str) -> None:
-        try:
-            orc.write_table(table, path, **arguments)
-        except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
-            given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items()) or "no arguments"
-            raise DataError(
-                f"The rows cannot be written as ORC with {given}: {shortened(str(error), 300)}. Check these arguments, "
-                "which are those of pyarrow.orc.write_table, and the types of the columns."
-            ) from error
 
     return write
