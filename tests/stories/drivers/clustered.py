@@ -75,7 +75,7 @@ def reads_until_told(config: dict[str, Any]) -> None:
     import feeding
 
     tell_place()
-    feeding.registers_its_state({**config, "pace": 0.2, "pace_until": "enough"})
+    feeding.registers_its_state({**config, "pace": 0.5, "pace_until": "enough"})
 
 
 def imports_a_module_of_the_launch_directory(config: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from powertrain.errors import CheckpointError, TrainingFailedError
 from powertrain.result.result import Result
 
 #: A story that does not get on within this time has hung.
-PATIENCE = 60.0
+PATIENCE = 150.0
 
 
 def directory() -> Path:
