@@ -392,6 +392,21 @@ def test_a_public_class_name_has_one_meaning() -> None:
     assert not unused, f"these exceptions are not needed any more, take them out: {unused}"
 
 
+def test_a_constant_has_one_value() -> None:
+    twice = {}
+    for module in MODULES:
+        assigned = [
+            target.id
+            for node in tree_of(module).body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name) and target.id.isupper()
+        ]
+        if repeated := {name for name in assigned if assigned.count(name) > 1}:
+            twice[module] = repeated
+    assert not twice, f"assigned twice, of which the second value counts everywhere: {twice}"
+
+
 # --------------------------------------------------------------------------- the picture
 
 #: "  journal.py   append-only facts" under "run/": two spaces a level, a name, then what it is.

@@ -909,9 +909,9 @@ def test_a_loop_that_ends_no_step_uses_events_again_too(loop: Loop) -> None:
         return made[-1]
 
     loop.recorder.time_on(lambda: DeviceTimer(make, Event.record, memory=lambda: (3.0, 5.0)))
-    for _ in range(2 * marks.MOST_MARKS):
+    for _ in range(2 * marks.MOST_STREAM_MARKS):
         loop.recorder.leave(loop.recorder.enter_forward(with_gradients=False))
-    assert len(made) < 1.2 * marks.MOST_MARKS
+    assert len(made) < 1.2 * marks.MOST_STREAM_MARKS
     loop.recorder.reported()
     device_step(loop, stream)
     loop.recorder.flush()

@@ -31,7 +31,7 @@ MADE_HERE = -1.0
 MARKS_INTERVAL_NS = 100_000_000
 MOST_MARKS = 2 * 200
 #: Maximum number of stream marks kept for one step: a loop may end no step, for example one that only evaluates.
-MOST_MARKS = 10_000
+MOST_STREAM_MARKS = 10_000
 
 # A mark is a number and a value; the value is the time unless stated otherwise. The first numbers are those of the
 # phases, and mark their beginning.

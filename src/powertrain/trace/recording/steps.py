@@ -25,6 +25,7 @@ from powertrain.trace.recording.marks import (
     MADE_HERE,
     MARKS,
     MOST_MARKS,
+    MOST_STREAM_MARKS,
     NO_MEMORY,
     NO_TIMES,
     OF_A_BATCH,
@@ -349,7 +350,7 @@ class StepBuilder:
     def take_marks(self, _: int, marks: list[Mark]) -> None:
         tally = self._tally
         tally.marks += marks
-        if len(tally.marks) > MOST_MARKS and self.device is not None:
+        if len(tally.marks) > MOST_STREAM_MARKS and self.device is not None:
             self.device.closed(self._ring.written, tally.marks, is_whole=False)
             tally.marks, tally.is_timed = [], False
 
