@@ -554,25 +554,51 @@ def test_debuggers_are_known_wherever_they_lie() -> None:
     assert not frames.is_debugged([TRAIN, LAUNCH, ("/opt/debugpy/server/cli.py", 1, "main")])
 
 
-def _deep(depth: int, then: Callable[[], T]) -> T:
-    return then() if depth == 0 else _deep(depth - 1, then)
+def test_looking_where_a_rank_is_reads_no_frame_beyond_the_users_own() -> None:
+    engine = (f"{SITE}torch/autograd/graph.py", 1, "_engine_run_backward")
+    for look in (lambda lines: frames.where(lines, False), frames.is_in_backward):
+        lines = iter([engine, TRAIN, LAUNCH])
+        assert look(lines)
+        assert LAUNCH in lines
 
 
-def test_looking_where_the_rank_is_costs_less_than_a_tenth_of_a_millisecond() -> None:
-    library = compile("def through(inner):\n    return inner()", f"{SITE}library/calls.py", "exec")
+def test_a_backward_that_another_thread_compiles_counts_as_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = compile("def compile_fx(wait):\n    wait()", f"{SITE}torch/_inductor/compile_fx.py", "exec")
+    engine = compile(
+        "def _engine_run_backward(look):\n    return look()", f"{SITE}torch/autograd/graph.py", "exec"
+    )
     names: dict[str, Any] = {}
-    exec(library, names)
+    exec(compiler, names)
+    exec(engine, names)
+    monkeypatch.setattr(stacks, "_rank_thread", threading.get_ident())
 
-    def measure() -> float:
-        began = time.perf_counter()
-        for _ in range(100):
-            stacks.own_where(sys._getframe())
-        return (time.perf_counter() - began) / 100
+    def look() -> Any:
+        return stacks.own_where(sys._getframe().f_back)
 
-    def through(depth: int) -> float:
-        return measure() if depth == 0 else float(names["through"](lambda: through(depth - 1)))
+    started, done = threading.Event(), threading.Event()
 
-    assert min(_deep(20, lambda: through(10)) for _ in range(10)) < 100e-6
+    def wait() -> None:
+        started.set()
+        done.wait(30)
+
+    thread = threading.Thread(target=names["compile_fx"], args=(wait,))
+    thread.start()
+    try:
+        assert started.wait(30)
+        assert names["_engine_run_backward"](look).inside == "compiler"
+        assert look().inside == "", "the thread of the loop does not wait for it"
+    finally:
+        done.set()
+        thread.join()
+    assert names["_engine_run_backward"](look).inside == ""
+
+
+@pytest.mark.parametrize("environment", ["/opt/torch/venv", "/home/me/envs/torch", "/srv/venv"])
+def test_an_environment_called_torch_is_not_taken_for_the_library(environment: str) -> None:
+    packages = f"{environment}/lib/python3.11/site-packages"
+    assert frames.kind_of(f"{packages}/torch/distributed/distributed_c10d.py") == "collective"
+    assert frames.kind_of(f"{packages}/torch/_inductor/compile_fx.py") == "compiler"
+    assert frames.kind_of(f"{packages}/numpy/core/multiarray.py") == "library"
 
 
 # --------------------------------------------------------------------------- text

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import sys
@@ -48,7 +49,18 @@ def kind_of(file: str) -> str:
         return "user"
     if not _INSTALLED_DEBUGGERS.isdisjoint(parts):
         return "debugger"
-    return _part_of_torch(parts[parts.index("torch") + 1 :]) if "torch" in parts else "library"
+    inner = _within_packages(parts)
+    return _part_of_torch(inner[1:]) if inner[:1] == ["torch"] else "library"
+
+
+def _within_packages(parts: list[str]) -> list[str]:
+    """Return the path below the directory of installed packages: an environment may be called "torch" too."""
+    ends = [place for place, part in enumerate(parts) if part in ("site-packages", "dist-packages")]
+    if ends:
+        return parts[ends[-1] + 1 :]
+    return (
+        parts[parts.index("torch") :] if "torch" in parts else parts
+    )  # installed from a copy of its sources
 
 
 def _part_of_torch(inner: list[str]) -> str:
@@ -133,6 +145,17 @@ def _inside(within: list[Line], averages_gradients: bool) -> str:
         if kind == "autograd" and averages_gradients and function.rpartition(".")[2] in _BACKWARD:
             return "collective"
     return ""
+
+
+def is_in_backward(lines: Iterable[Line]) -> bool:
+    """Return whether the user's innermost frame waits for a backward pass."""
+    within = itertools.takewhile(lambda line: kind_of(line[0]) != "user", lines)
+    return any(name == "_engine_run_backward" for _, _, name in within)
+
+
+def is_in_compiler(lines: Iterable[Line]) -> bool:
+    """Return whether a thread compiles."""
+    return _inside(list(lines), False) == "compiler"
 
 
 _BACKWARD = frozenset({"_engine_run_backward", "backward"})

@@ -33,6 +33,8 @@ from itertools import islice
 from types import FrameType
 from typing import Any, BinaryIO
 
+import msgspec
+
 from powertrain.text.printable import escape_controls
 from powertrain.trace.machine import processes
 from powertrain.trace.stacks import frames
@@ -147,7 +149,14 @@ def _main_thread() -> int:
 
 def own_where(main: FrameType | None) -> Where | None:
     """Return the location of the thread of this innermost frame: see :func:`powertrain.trace.stacks.frames.where`."""
-    return frames.where(frames.lines_of(main), frames.averages_gradients())
+    found = frames.where(frames.lines_of(main), frames.averages_gradients())
+    if found is None or found.inside == "compiler" or not frames.is_in_backward(frames.lines_of(main)):
+        return found
+    # The backward of a compiled model is compiled by a thread of autograd, for which this one waits.
+    others = (frame for thread, frame in _current_frames().items() if thread != _main_thread())
+    if any(frames.is_in_compiler(frames.lines_of(frame)) for frame in others):
+        return msgspec.structs.replace(found, inside="compiler")
+    return found
 
 
 def own_debugged(main: FrameType | None) -> bool:
