@@ -272,6 +272,46 @@ def test_a_compiled_model_is_seen_and_compiles_as_it_did(recorder: Recorder) -> 
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("is_loaded_before", [True, False], ids=["compiler-loaded", "compiler-loaded-later"])
+def test_compiled_modules_are_compiled_under_their_own_names(tmp_path: Path, is_loaded_before: bool) -> None:
+    program = tmp_path / "compiled.py"
+    program.write_text(
+        """
+import sys
+import torch
+from torch import nn
+from powertrain import trace
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return x.relu()
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Inner(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+if sys.argv[1] == "True":
+    import torch._dynamo
+assert ("torch._dynamo" in sys.modules) == (sys.argv[1] == "True")
+trace.init()
+torch.compile(Outer(), backend="eager")(torch.ones(2, 4))
+from torch._dynamo.utils import get_compilation_metrics
+print(sorted({metrics.co_filename for metrics in get_compilation_metrics() if metrics.co_filename}))
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(program), str(is_loaded_before)], capture_output=True, text=True, check=True
+    )
+    assert str(program) in done.stdout
+    assert "powertrain" not in done.stdout.splitlines()[0]
+
+
 def test_a_compiled_optimizer_still_ends_steps_and_compiles_as_it_did(
     recorder: Recorder, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -9,12 +9,15 @@ part of a step, because without them no step would be detected. Loads torch when
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from powertrain.trace.recording import cuda
+from powertrain.trace.recording.arrival import Arrival
 from powertrain.trace.recording.batch_sizes import SMALL_COPY, goes_to_device, size_of
 from powertrain.trace.recording.marks import (
     FETCHED,
@@ -41,6 +44,10 @@ if TYPE_CHECKING:
     from powertrain.trace.recording.patch_choice import Choice
 
 
+#: The module of torch's compiler that keeps which functions it leaves alone.
+_COMPILER = "torch._dynamo.eval_frame"
+
+
 class _Within:
     """The current context of the recording thread, for fast patches."""
 
@@ -59,6 +66,8 @@ class Patches:
         self.recorder, self.choice = recorder, choice
         self._within = _Within()
         self._replaced = Replacements(recorder)
+        #: Waits for the compiler, which is told of our functions.
+        self._compiler: Arrival | None = None
         #: For modules that were called directly, whether they are models (and not losses). Keyed by id, because a
         #: user's module need not be hashable; and the weak references that report their deletion.
         self._is_model: dict[int, bool] = {}
@@ -87,6 +96,8 @@ class Patches:
 
     def close(self) -> None:
         """Restore all replaced functions. Idempotent."""
+        if self._compiler is not None:
+            self._compiler.give_up()
         self._replaced.close()
 
     # -- loaders
@@ -199,8 +210,22 @@ class Patches:
                 if now >= recorder.due or len(log) > MOST_MARKS:
                     recorder.process_marks()
 
+        self._leave_to_compiler(call.__code__, call_within.__code__)
         self._replaced.replace(nn.Module, "__call__", functools.wraps(plain)(call))
         self._patch_buffers()
+
+    def _leave_to_compiler(self, *codes: CodeType) -> None:
+        """Let ``torch.compile`` compile what a module does, not our call of it.
+
+        All modules would be compilations of that one call, which are limited in number and bear its name.
+        """
+
+        def skip() -> None:
+            for code in codes:
+                sys.modules[_COMPILER].skip_code(code)
+
+        self._compiler = Arrival(_COMPILER, skip, lambda error: None)
+        self._compiler.wait()
 
     def is_model(self, module: Any) -> bool:
         """Return True for a model, False for a loss, which has no parameters.
