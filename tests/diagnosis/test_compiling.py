@@ -12,7 +12,7 @@ from tests.diagnosis import synthetic
 
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.report import diagnose
-from powertrain.trace.compilations import Compilations
+from powertrain.trace.compilations import Compilations, graph_breaks
 from powertrain.trace.recording import phases
 
 
@@ -120,3 +120,16 @@ def test_compilations_of_torch_are_counted_with_their_reasons() -> None:
     assert "size mismatch at index 1. expected 3, actual 4" in function["reasons"][0]
     assert function["seconds"] >= function["first_seconds"] > 0
     assert compilations.news() is None, "nothing new"
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_reasons_of_broken_graphs_are_read_from_the_compiler() -> None:
+    @torch.compile(backend="eager")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    before = sum(graph_breaks().values())
+    step(torch.ones(2))
+    assert sum(graph_breaks().values()) > before

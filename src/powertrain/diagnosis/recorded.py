@@ -99,6 +99,7 @@ def report_of(
         step_flops={rank: float(of.get("step_flops") or 0) for rank, of in recorded.facts.items()},
         peak_flops=_first_of(recorded.facts, "peak_flops", 0.0),
         compiled={rank: of.get("compiled") or () for rank, of in recorded.facts.items()},
+        devices=recorded.facts,
         notes=recorded.notes,
     )
     reporting = sum(phase.share for phase in report.phases if phase.phase == NAMES[REPORT])

@@ -12,7 +12,7 @@ import numpy as np
 from powertrain.diagnosis import words
 from powertrain.diagnosis.card import render
 from powertrain.diagnosis.finding import Finding
-from powertrain.diagnosis.rules import compiling, machine, memory, step_time, stragglers
+from powertrain.diagnosis.rules import compiling, device, machine, memory, step_time, stragglers
 from powertrain.diagnosis.rules.root_cause import fold, is_trouble
 from powertrain.diagnosis.summary import (
     PhaseTime,
@@ -46,14 +46,16 @@ def diagnose(
     step_flops: Mapping[int, float] | None = None,
     peak_flops: float = 0.0,
     compiled: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
+    devices: Mapping[int, Mapping[str, Any]] | None = None,
     notes: Sequence[str] = (),
 ) -> Report:
     """Return the diagnosis of one attempt. Never raises for any numbers.
 
     ``hosts`` names the hosts of ranks whose tables do not. ``seen`` has by phase the most frequent line of the user's
     code. FLOPs are those of one sample, forward and backward, if given, or those of one step by rank; the peak is that
-    of one device per second. ``compiled`` has
-    by rank the functions of :class:`~powertrain.trace.compilations.Compilations`.
+    of one device per second. ``compiled`` has by rank the functions of
+    :class:`~powertrain.trace.compilations.Compilations`, ``devices`` the facts of
+    :class:`~powertrain.trace.device.watch.DeviceWatch`.
     """
     samples = _on_hosts(samples or {}, hosts or {})
     named = tuple(
@@ -61,7 +63,7 @@ def diagnose(
     )
     steps = dataclasses.replace(steps, hosts=named)
     run = steady_steps(steps)
-    findings, failures = _all_findings(run, samples, seen, compiled or {})
+    findings, failures = _all_findings(run, samples, seen, compiled or {}, devices or {})
     return Report(
         name=name,
         findings=findings,
@@ -99,15 +101,17 @@ def _all_findings(
     samples: Mapping[int, Samples],
     seen: Mapping[str, str] | None,
     compiled: Mapping[int, Sequence[Mapping[str, Any]]],
+    devices: Mapping[int, Mapping[str, Any]],
 ) -> tuple[tuple[Finding, ...], list[str]]:
     """Return the findings, and a sentence for each check that failed."""
     steps = run.steps
     finders: dict[str, Callable[[], list[Finding]]] = {
         "step times": lambda: step_time.find(steps, seen, _cores_of_a_rank(samples)),
         "late ranks": lambda: stragglers.find(steps),
-        "memory": lambda: memory.find(steps, samples),
+        "memory": lambda: memory.find(steps, samples, _kept_allocations(devices)),
         "machines": lambda: machine.find(steps, samples),
-        "compilations": lambda: compiling.find(run, compiled),
+        "compilations": lambda: [*compiling.find(run, compiled), *compiling.find_breaks(run, devices)],
+        "devices": lambda: device.find(run, devices),
     }
     found: list[Finding] = []
     failures = []
@@ -117,9 +121,15 @@ def _all_findings(
         except Exception as error:  # a bug of ours must not break the rest of the diagnosis, nor the run
             _logger.debug("The check of %s failed.", what, exc_info=True)
             failures.append(f"The check of {what} failed ({type(error).__name__}: {error}).")
+    if device.is_saturated(run, devices):
+        found = [one for one in found if not (one.kind == "periodic_spike" and one.phase not in _COMPUTE)]
     if not failures and not any(is_trouble(one) or _is_blind(one) for one in found):
         found.append(_uneven(run) or _healthy(run))
     return tuple(plain_finding(one) for one in fold(found)), failures
+
+
+def _kept_allocations(devices: Mapping[int, Mapping[str, Any]]) -> dict[int, Sequence[Mapping[str, Any]]]:
+    return {rank: of["kept_allocations"] for rank, of in devices.items() if of.get("kept_allocations")}
 
 
 def _is_blind(finding: Finding) -> bool:

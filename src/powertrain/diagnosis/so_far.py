@@ -25,6 +25,7 @@ from powertrain.diagnosis.tables.samples import SAMPLE, samples_of
 from powertrain.diagnosis.tables.steps import RECORD, aligned
 from powertrain.errors import OutsideWorkerError, StorageError
 from powertrain.trace import store
+from powertrain.trace.machine.devices import peak_flops
 from powertrain.trace.recording import current, ring, standalone
 from powertrain.trace.recording.phases import REPORT
 from powertrain.trace.recording.recorder import Recorder
@@ -177,8 +178,9 @@ def _report_of(kept: RecordedProcess, *notes: str) -> Report:
         aligned({kept.rank: np.frombuffer(kept.steps, RECORD)}, hosts),
         samples_of({kept.rank: np.frombuffer(kept.samples, SAMPLE)}, hosts),
         seen=kept.seen,
-        step_flops={kept.rank: kept.step_flops},
-        peak_flops=kept.peak_flops,
+        step_flops={kept.rank: float(kept.facts.get("step_flops") or 0)},
+        peak_flops=peak_flops(str(kept.facts.get("device") or "")),
+        devices={kept.rank: kept.facts},
         notes=notes,
     )
 

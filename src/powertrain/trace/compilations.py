@@ -1,7 +1,7 @@
-"""Compilations of ``torch.compile`` in a rank: how often, how long, and why again.
+"""Compilations of ``torch.compile`` in a rank: how often, how long, why again, and where a graph breaks.
 
-torch keeps the metrics of its newest compilations; they are read on the service thread. Where the internals that hold
-them have moved, nothing is recorded.
+torch keeps the metrics of its newest compilations, and counts breaks by their reason; both are read on the service
+thread. Where the internals that hold them have moved, nothing is recorded.
 """
 
 from __future__ import annotations
@@ -57,6 +57,29 @@ class Compilations:
             function["reasons"]
         ) < _REASONS_LIMIT:
             function["reasons"].append(str(reason)[:500])
+
+
+def graph_breaks() -> dict[str, int]:
+    """Return how often the compiler had to break a graph or leave a function alone, by its reason.
+
+    Code counts once however often it runs, and again each time it is compiled.
+    """
+    counters = getattr(sys.modules.get(_METRICS), "counters", {})
+    try:
+        found = dict(counters.get("unimplemented", {})) | dict(counters.get("graph_break", {}))
+    except Exception:  # another thread adds to them
+        return {}
+    most = sorted(found.items(), key=lambda item: -item[1])[:_REASONS_LIMIT]
+    return {_in_one_line(str(reason)): int(count) for reason, count in most}
+
+
+def _in_one_line(reason: str) -> str:
+    """Return the first line of a reason of the compiler, and its explanation."""
+    first, *others = (line.strip() for line in reason.splitlines() or [""])
+    why = next(
+        (line.removeprefix("Explanation: ") for line in others if line.startswith("Explanation: ")), ""
+    )
+    return f"{first}: {why}"[:500] if why else first[:500]
 
 
 def _metrics() -> list[Any]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from powertrain.trace.compilations import Compilations
-from powertrain.trace.flops import StepFlops
+from powertrain.trace.compilations import Compilations, graph_breaks
+from powertrain.trace.device.watch import DeviceWatch
 from powertrain.trace.machine.devices import device_name, peak_flops
 from powertrain.trace.profiling.orders import ProfileOrder, ProfileResult
 from powertrain.trace.recording import current, marks
@@ -112,7 +112,7 @@ class Tracing:
         self._torch: Arrival | None = None
         self._device_is_told = False
         self._window: ProfileWindow | None = None
-        self._flops: StepFlops | None = None
+        self._device: DeviceWatch | None = None
         self._given_gpu: int | None = None
 
     @property
@@ -134,7 +134,9 @@ class Tracing:
             if settings.steps:
                 current.use(tracing._recorder)
                 tracing._patch()
-                tracing._count_flops()
+                # Not counted are operations whose number the user has given.
+                counts_flops = "flops_per_sample" not in settings.facts
+                tracing._device = DeviceWatch(tracing._recorder, counts_flops=counts_flops)
         except Exception as error:
             current.use(before)
             warn(f"This rank is not traced: {type(error).__name__}: {error}")
@@ -150,11 +152,6 @@ class Tracing:
         self._torch = Arrival("torch", lambda: self._install(choice), self._failed)
         self._torch.wait()
 
-    def _count_flops(self) -> None:
-        """Count the operations of one step, unless the user has given their number."""
-        if "flops_per_sample" not in self._settings.facts:
-            self._flops = StepFlops(self._recorder)
-
     def _install(self, choice: Choice) -> None:
         from powertrain.trace.recording import patches
 
@@ -169,8 +166,8 @@ class Tracing:
                 self._torch.give_up()
             if self._window is not None:
                 self._window.close()
-            if (flops := self._flops) is not None:  # the service thread drops it once it is sent
-                flops.close()
+            if self._device is not None:
+                self._device.close()
             self._recorder.flush()
             with self._lock:
                 if self._is_over:
@@ -249,6 +246,8 @@ class Tracing:
         if now >= self._next_place and self._settings.steps:
             self._next_place = now + _PLACE_INTERVAL_S
             self._seen.look(NAMES[self._recorder.phase_now()], self._recorder.steps)
+            if self._device is not None:
+                self._device.look()
         if now >= self._next_sample:
             self._next_sample = now + self._settings.interval
             self._sample()
@@ -271,9 +270,9 @@ class Tracing:
         if places := self._seen.news():
             self._facts["seen"] = places
         if (compiled := self._compilations.news()) is not None:
-            self._facts["compiled"] = compiled
-        if self._flops is not None and self._flops.counted is not None:
-            self._facts["step_flops"], self._flops = self._flops.counted, None
+            self._facts |= {"compiled": compiled, "graph_breaks": graph_breaks()}
+        if self._device is not None:
+            self._facts |= self._device.news()
         facts, self._facts = msgspec.json.encode(self._facts) if self._facts else b"", {}
         if not (steps or samples or facts):
             return None

@@ -1,4 +1,4 @@
-"""Functions that ``torch.compile`` compiles again and again. Pure."""
+"""Functions that ``torch.compile`` compiles again and again, or cuts into pieces. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _MANY = 3
 #: Seconds that recompilations must take, and their share of the time since the first step.
 _LEAST_SECONDS, _LEAST_SHARE = 0.5, 0.01
 _SIZES_SHOWN = 5
+#: Breaks from which on they need an action even if nothing else is found, and letters of a reason that are shown.
+_MANY_BREAKS, _REASON_SHOWN = 4, 160
 _SIZE = re.compile(
     r"tensor '(?P<tensor>.+?)' size mismatch at index (?P<index>\d+)\. expected (?P<old>\d+), actual (?P<new>\d+)"
 )
@@ -52,6 +54,28 @@ def find(run: SteadySteps, compiled: Mapping[int, Sequence[Mapping[str, Any]]]) 
                 "seconds_lost": lost,
                 "reasons": [str(one) for one in function.get("reasons", ())],
             },
+        )
+    ]
+
+
+def find_breaks(run: SteadySteps, facts: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
+    """Return one finding for compiled code that the compiler has cut into several graphs."""
+    breaks = {rank: of["graph_breaks"] for rank, of in facts.items() if of.get("graph_breaks")}
+    if not breaks or not run.enough:
+        return []
+    rank = max(breaks, key=lambda one: sum(breaks[one].values()))
+    count = sum(breaks[rank].values())
+    reason, _ = max(breaks[rank].items(), key=lambda item: item[1])
+    return [
+        Finding(
+            kind="graph_breaks",
+            severity="warning" if count >= _MANY_BREAKS else "info",
+            summary=f"torch.compile broke graphs of rank {rank} {'once' if count == 1 else f'{count} times'}, so that "
+            f"their pieces run one by one: {reason[:_REASON_SHOWN].rstrip('.')}.",
+            action="Take prints, .item(), numpy and data-dependent branches out of the compiled function; "
+            "torch.compile(model, fullgraph=True) raises an error at the first such line.",
+            phase="forward",
+            evidence={"count": count, "reasons": dict(breaks[rank])},
         )
     ]
 

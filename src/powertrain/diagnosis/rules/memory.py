@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from powertrain.diagnosis import words
@@ -47,12 +48,19 @@ _DEVICE_DIFFERENCE = 64.0
 _HOST_DIFFERENCE = 256.0
 
 
-def find(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
-    """Return findings about memory; none if there are too few records."""
+def find(
+    steps: StepTable,
+    samples: Mapping[int, Samples],
+    kept: Mapping[int, Sequence[Mapping[str, Any]]] | None = None,
+) -> list[Finding]:
+    """Return findings about memory; none if there are too few records.
+
+    ``kept`` has by rank the lines whose device memory stayed in use, with their MiB a step.
+    """
     with np.errstate(all="ignore"):
         return [
             *_host_leaks(samples),
-            *_device_creep(steps, samples),
+            *_device_creep(steps, samples, kept or {}),
             *_host_pressure(samples),
             *_device_pressure(steps, samples),
             *_device_imbalance(steps),
@@ -105,16 +113,57 @@ def _leaks_of_host(ranks: Sequence[Samples]) -> list[_Growing]:
     ]
 
 
-def _device_creep(steps: StepTable, samples: Mapping[int, Samples]) -> list[Finding]:
+def _device_creep(
+    steps: StepTable, samples: Mapping[int, Samples], kept: Mapping[int, Sequence[Mapping[str, Any]]]
+) -> list[Finding]:
     growing = []
     for series in _device_memory(steps, samples):
-        if trend := _worth_telling(steady_growth(series.against, series.memory)):
+        trend = _worth_telling(steady_growth(series.against, series.memory))
+        if trend is None and _still_rises(steps, series.rank):
+            trend = _trend_of_lines(kept.get(series.rank, ()), series)
+        if trend:
             per_minute = trend.slope * _per_minute(series.against, series.seconds)
             full_in = _full_in(samples.get(series.rank), "gpu_memory", "gpu_memory_total", per_minute)
             growing.append(_Growing(series.rank, series.host, trend, series.by_step, per_minute, full_in))
     if not growing:
         return []
-    return [_growth_finding("device_memory_creep", "Device memory", growing, _CREEP_ACTION)]
+    found = _growth_finding("device_memory_creep", "Device memory", growing, _CREEP_ACTION)
+    lines = next((kept[one.rank] for one in growing if kept.get(one.rank)), ())
+    return [_with_lines(found, lines) if lines else found]
+
+
+def _still_rises(steps: StepTable, rank: int) -> bool:
+    """Return whether the peak of a rank's device memory has risen in the last third of its steps."""
+    if rank not in steps.ranks:
+        return False
+    peaks = _positive(steps.peak_memory[:, steps.ranks.index(rank)])
+    peaks = peaks[np.isfinite(peaks)]
+    return len(peaks) > 1 and bool(peaks[-1] > peaks[len(peaks) * 2 // 3])
+
+
+def _trend_of_lines(lines: Sequence[Mapping[str, Any]], series: _Series) -> Trend | None:
+    """Return the growth by lines of which every step kept memory.
+
+    The memory in use goes up and down within a step, so that a few values of it do not show growth of some MiB.
+    """
+    mibs = [sum(of_step) for of_step in zip(*(line["mib"] for line in lines), strict=False)]
+    known = series.memory[np.isfinite(series.memory)]
+    if not mibs or not series.by_step or not len(known):
+        return None
+    slope, last = float(np.mean(mibs)), float(known[-1])
+    grown = slope * float(series.against[-1] - series.against[0])
+    return Trend(slope, float(min(mibs)), float(max(mibs)), max(0.0, last - grown), last)
+
+
+def _with_lines(found: Finding, lines: Sequence[Mapping[str, Any]]) -> Finding:
+    """Add where the memory was allocated that stays in use."""
+    first = lines[0]
+    said = f"{words.mebibytes(float(first['mib_per_step']))} a step allocated at {first['where']}"
+    return msgspec.structs.replace(
+        found,
+        summary=f"{found.summary[:-1]}: {said} are kept.",
+        evidence={**found.evidence, "line": first["where"], "lines": [dict(line) for line in lines]},
+    )
 
 
 class _Series(NamedTuple):
@@ -178,8 +227,9 @@ def _growth_finding(kind: str, what: str, growing: Sequence[_Growing], action: s
 def _pace(one: _Growing) -> str:
     if not one.by_step:
         return ""
-    low, high = (words.mebibytes(end) for end in (one.trend.low, one.trend.high))
-    return f"{words.mebibytes(one.trend.slope)} a step ({low} to {high} with 95 % confidence), "
+    slope, low, high = (words.mebibytes(value) for value in (one.trend.slope, one.trend.low, one.trend.high))
+    interval = "" if low == high else f" ({low} to {high} with 95 % confidence)"
+    return f"{slope} a step{interval}, "
 
 
 _LEAK_ACTION = (

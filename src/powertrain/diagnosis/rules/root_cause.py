@@ -57,6 +57,32 @@ def _robs_enough(cause: Finding, echo: Finding) -> bool:
     return are_there and echo.cost <= _LOST_PER_STOLEN * stolen and _comes_and_goes(cause, echo)
 
 
+def _never_lets_ahead(cause: Finding, echo: Finding) -> bool:
+    """Return whether the host waits so often that it cannot launch anything in advance."""
+    return float(cause.evidence.get("waits") or 0.0) >= 4
+
+
+def _takes_most_of(cause: Finding, echo: Finding) -> bool:
+    """Return whether the cause costs at least half of what the echo does."""
+    return cause.cost >= 0.5 * echo.cost
+
+
+def _costs_more_in_all(cause: Finding, echo: Finding) -> bool:
+    """Return whether the cause took more of the run's time than the echo, which is measured by its share of a step."""
+    return float(cause.evidence.get("seconds_lost") or 0.0) > float(
+        echo.evidence.get("seconds_in_all") or 0.0
+    )
+
+
+def _empties_its_cache(cause: Finding, echo: Finding) -> bool:
+    """Return whether torch had to give memory back to the device again and again, for which the host waits."""
+    return cause.evidence.get("where") == "device" and int(echo.evidence.get("alloc_retries") or 0) >= 3
+
+
+def _is_information(cause: Finding, echo: Finding) -> bool:
+    return echo.severity == "info"
+
+
 def _in_same_phase(cause: Finding, echo: Finding) -> bool:
     return cause.phase == echo.phase
 
@@ -84,12 +110,23 @@ _RULES = (
         _always,
     ),
     _Rule(_BOUNDS, frozenset({"gpu_idle"}), _always),
+    _Rule(frozenset({"sync_bound"}), frozenset({"launch_bound"}), _never_lets_ahead),
+    _Rule(frozenset({"sync_bound", "launch_bound"}), frozenset({"gpu_idle", "compute_bound"}), _always),
+    _Rule(frozenset({"unfused_optimizer"}), frozenset({"launch_bound", "gpu_idle"}), _takes_most_of),
+    _Rule(
+        frozenset({"memory_pressure", "fragmented_memory"}), frozenset({"launch_bound"}), _empties_its_cache
+    ),
+    _Rule(frozenset({"graph_breaks"}), frozenset({"launch_bound", "gpu_idle"}), _always),
+    _Rule(
+        frozenset({"unfused_optimizer", "full_float_products"}), frozenset({"compute_bound"}), _is_information
+    ),
     _Rule(
         frozenset({"recompiles"}),
         frozenset({"gpu_idle", "alternating_straggler", "collective_bound"}) | _COMPUTE_STRAGGLERS,
         _always,
     ),
     _Rule(frozenset({"recompiles"}), frozenset({"periodic_spike"}), _in_same_phase),
+    _Rule(frozenset({"recompiles"}), frozenset({"launch_bound", "sync_bound"}), _costs_more_in_all),
     _Rule(frozenset({"input_bound"}), frozenset({"alternating_straggler"}), _in_same_phase),
     _Rule(frozenset({"machine_shared"}), frozenset({"collective_bound"}), _always),
     _Rule(frozenset({"machine_shared"}), frozenset({"alternating_straggler"}), _comes_and_goes),

@@ -37,6 +37,28 @@ def peak_flops(name: str) -> float:
     return next((flops for part, flops in _PEAK if part.lower() in name.lower()), 0.0)
 
 
+#: The same of 32-bit floats without tensor cores, and of their shortened form (TF32) with them.
+_FLOAT_PEAKS = (
+    ("GB200", (80e12, 1.25e15)),
+    ("B200", (75e12, 1.1e15)),
+    ("B100", (60e12, 0.9e15)),
+    ("H200", (67e12, 494e12)),
+    ("H100 PCIe", (51e12, 378e12)),
+    ("H100", (67e12, 494e12)),
+    ("A100", (19.5e12, 156e12)),
+    ("A800", (19.5e12, 156e12)),
+    ("L40S", (91.6e12, 183e12)),
+    ("A40", (37.4e12, 74.8e12)),
+    ("A10", (31.2e12, 62.5e12)),
+    ("A30", (10.3e12, 82e12)),
+)
+
+
+def float_peaks(name: str) -> tuple[float, float]:
+    """Return the peaks of products of 32-bit floats, in full and as TF32, by the device's name; zeros if unknown."""
+    return next((peaks for part, peaks in _FLOAT_PEAKS if part.lower() in name.lower()), (0.0, 0.0))
+
+
 def device_name(gpu: int | None) -> str:
     """Return the name in torch of the process's GPU; "" while none is open, or it is not known which.
 

@@ -131,6 +131,8 @@ class _Gpu:
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library, self._handle = library, handle
+        #: The time of the newest sample of the device's own that was read, in its microseconds.
+        self._newest = time.time_ns() // 1000
 
     @classmethod
     def of_this_process(cls, number: int | None) -> _Gpu | None:
@@ -159,6 +161,8 @@ class _Gpu:
         library, handle = self._library, self._handle
         with contextlib.suppress(Exception):  # a GPU may support none of these
             told["gpu_busy"] = library.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0
+        with contextlib.suppress(Exception):  # not all devices keep them, and there may be no new one
+            told["gpu_busy"] = self._busy_since_last_look()
         with contextlib.suppress(Exception):
             memory = library.nvmlDeviceGetMemoryInfo(handle)
             told |= {"gpu_memory": memory.used / _MIB, "gpu_memory_total": memory.total / _MIB}
@@ -171,6 +175,14 @@ class _Gpu:
         with contextlib.suppress(Exception):
             told["throttle"] = throttling(library.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
         return told
+
+    def _busy_since_last_look(self) -> float:
+        """Return the mean of the device's own samples of whether a kernel ran, five to six a second."""
+        kind = self._library.NVML_GPU_UTILIZATION_SAMPLES
+        _, found = self._library.nvmlDeviceGetSamples(self._handle, kind, self._newest)
+        values = [(one.timeStamp, one.sampleValue.uiVal) for one in found if one.timeStamp > self._newest]
+        self._newest = max(when for when, _ in values)
+        return float(sum(value for _, value in values)) / len(values) / 100.0
 
 
 #: Bits of NVML's reasons: power cap, hardware slowdown, board limit, software thermal, hardware thermal, power brake.

@@ -20,13 +20,13 @@ class UserLines(msgspec.Struct, frozen=True):
     operators: dict[int, int]
 
 
-def lines_of(roots: Iterable[Any], is_user_code: _Judge | None = None) -> UserLines:
+def lines_of(roots: Iterable[Any], is_user_code: FileJudge | None = None) -> UserLines:
     """Return the innermost line of the user's code above each operator of a profiler's event tree.
 
     Each node has ``name``, ``tag``, ``children``, ``correlation_id`` and ``extra_fields``, of which that of a Python
     call has ``caller``: the file, line and function that made it.
     """
-    judge = is_user_code or _Judge()
+    judge = is_user_code or FileJudge()
     indexes: dict[str, int] = {}
     operators: dict[int, int] = {}
     pending = [(root, -1) for root in roots]
@@ -46,7 +46,7 @@ def _is_operator(node: Any) -> bool:
     return "TorchOp" in str(node.tag)
 
 
-class _Judge:
+class FileJudge:
     """Tells the user's files from those of libraries.
 
     The profiler shortens file names by the entries of ``sys.path``, so that a file is looked for below each of them.

@@ -75,6 +75,7 @@ class Recorder:
         "amounts",
         "at_step_end",
         "clock",
+        "copied_marks",
         "depth",
         "device",
         "due",
@@ -106,6 +107,8 @@ class Recorder:
         #: Called on the recording thread when a step ends, with a number for what ended it: an optimizer's id,
         #: :data:`BY_MARK` or :data:`BY_REPORT`. Empty most of the time.
         self.at_step_end: tuple[Callable[[int], None], ...] = ()
+        #: A list that gets a copy of the marks while a window of steps is looked at closely.
+        self.copied_marks: list[Any] | None = None
         #: Inside a gradient scaler's step, which may or may not call the optimizer's step.
         self.is_scaling = False
         began = clock()
@@ -360,6 +363,8 @@ class Recorder:
             self.due = self.clock() + MARKS_INTERVAL_NS
             noted = log[:]
             del log[: len(noted)]  # excluding marks that a signal handler has added meanwhile
+            if self.copied_marks is not None:
+                self.copied_marks += noted
             self._steps.take(noted)
         except BaseException as error:
             if not _is_of_ours(error):
@@ -380,6 +385,11 @@ class Recorder:
         self._steps = self._steps.begun_anew(self.clock(), self.depth, self._within, is_timing)
 
     # -- for readers of the steps
+
+    @property
+    def is_optimizing(self) -> bool:
+        """Whether the loop is inside an optimizer's step."""
+        return self._is_optimizing
 
     def phase_now(self) -> int:
         """Return the current phase by the marks so far. Any thread; may lag slightly."""

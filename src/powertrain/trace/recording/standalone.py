@@ -7,13 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from powertrain.text.loggers import module_logger
 from powertrain.trace import store
-from powertrain.trace.flops import StepFlops
+from powertrain.trace.device.watch import DeviceWatch
 from powertrain.trace.machine import samples
-from powertrain.trace.machine.devices import device_name, peak_flops
+from powertrain.trace.machine.devices import device_name
 from powertrain.trace.machine.samplers import Sampler
 from powertrain.trace.recording import current
 from powertrain.trace.recording.phases import NAMES, RECORD_SIZE
@@ -40,9 +40,8 @@ class RecordedProcess(NamedTuple):
     samples: bytes
     #: The most frequent line of the loop, by phase.
     seen: dict[str, str]
-    #: Floating-point operations of one step, and the peak of the device per second; 0 if unknown.
-    step_flops: float = 0.0
-    peak_flops: float = 0.0
+    #: Facts about the process, as a rank sends them: its device, and those of ``DeviceWatch``.
+    facts: dict[str, Any] = {}
 
 
 class Alone:
@@ -57,7 +56,8 @@ class Alone:
         self._parts: list[tuple[int, bytes]] = []
         self._samples: list[bytes] = []
         self._places: dict[str, str] = {}
-        self._flops = StepFlops(self.recorder)
+        self._device = DeviceWatch(self.recorder)
+        self._facts: dict[str, Any] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="powertrain-trace", daemon=True)
         self._thread.start()
@@ -77,13 +77,12 @@ class Alone:
                 b"".join(part for _, part in self._parts),
                 b"".join(self._samples),
                 dict(self._places),
-                self._flops.counted or 0.0,
-                peak_flops(device_name(self.recorder.gpu)),
+                {**self._facts, "device": device_name(self.recorder.gpu)},
             )
 
     def end(self) -> None:
         """Close the last step and stop recording. Idempotent."""
-        self._flops.close()
+        self._device.close()
         self.recorder.flush()
         self._over.set()
         self._thread.join()
@@ -97,6 +96,7 @@ class Alone:
             try:
                 places.look(NAMES[self.recorder.phase_now()], self.recorder.steps)
                 self._places = places.news() or self._places
+                self._device.look()
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + _LOOK_EVERY
                     self._samples.append(samples.pack(sampler.look(self.recorder.steps)))
@@ -107,6 +107,7 @@ class Alone:
     def _take(self, final: bool = False) -> None:
         """Keep the steps since the last call."""
         with self._lock:
+            self._facts |= self._device.news()
             first, steps = self.recorder.drain(self._taken, final)
             self._taken = first + len(steps) // RECORD_SIZE
             if steps:

@@ -1,0 +1,280 @@
+"""Rules for devices: a host that launches too slowly or waits too often, optimizers and products in slow forms. Pure.
+
+The evidence is a short window of kernels, one step of counted operators and the allocator's figures, which ranks take
+once or a few times (:mod:`powertrain.trace.device`). Times are those of one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from powertrain.diagnosis import words
+from powertrain.diagnosis.finding import Finding
+from powertrain.diagnosis.tables.steady import SteadySteps
+from powertrain.trace.machine.devices import float_peaks
+from powertrain.trace.recording import phases
+
+#: Phases of the host in which it launches no work of the model.
+_BESIDE = (phases.INPUT, phases.H2D, phases.REPORT, phases.OUTSIDE)
+#: Shares of a step from which on a device that waits for launches, or for a host that waited, is a finding.
+_LAUNCH_BOUND, _SYNC_BOUND = 0.25, 0.05
+_LEAST_SECONDS = 2e-4
+#: Busy share of a device from which on nothing but its own work matters.
+_SATURATED = 0.9
+_LEAST_KERNELS = 20
+#: Waits in a step from which on the host never runs ahead of the device.
+_MANY_WAITS = 4
+#: Operators of an optimizer's step that updates each tensor by itself, and its share of a step.
+_OPTIMIZER_OPERATORS, _OPTIMIZER_SHARE = 100, 0.08
+#: Share of a step that products of full 32-bit floats take at the device's peak.
+_FULL_FLOATS_SHARE = 0.2
+#: Share of the allocator's memory that lies in pieces, with at least so many MiB, of a device that is so full.
+_SPLIT_SHARE, _SPLIT_MIB = 0.25, 1024.0
+_LINES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A rank's device in one step, in seconds."""
+
+    rank: int
+    #: The number of recorded steps.
+    steps: int
+    step: float
+    #: Of the host: phases beside the model's work.
+    beside: float
+    busy: float
+    kernels: float
+    #: Waits for the device that are not part of input, copies and reports: their number and time.
+    waits: float
+    waited: float
+    facts: Mapping[str, Any]
+
+    @property
+    def idle_for_host(self) -> float:
+        """Time in which the device waits for launches of the model's work."""
+        return max(0.0, self.step - self.busy - self.beside)
+
+    @property
+    def lost_by_waits(self) -> float:
+        """Time that a step would be shorter if the host did not wait for the device."""
+        return max(0.0, self.step - max(self.step - self.waited, self.busy + self.beside))
+
+
+def find(run: SteadySteps, facts: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
+    """Return findings about devices. ``facts`` are those of :class:`~powertrain.trace.device.watch.DeviceWatch`."""
+    found = list(_fragmented(facts))
+    if not run.enough:
+        return found
+    ranks = [_rank(run, column, facts.get(rank, {})) for column, rank in enumerate(run.steps.ranks)]
+    with_window = [one for one in ranks if one.busy > 0]
+    if with_window:
+        found += _host_bound(max(with_window, key=lambda one: one.idle_for_host))
+    for rank in ranks[:1]:
+        found += [*_unfused_optimizer(run, rank), *_full_floats(rank)]
+    return found
+
+
+def is_saturated(run: SteadySteps, facts: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Return whether every rank's device is always busy, so that a host that waits now and then costs nothing."""
+    if not run.enough:
+        return False
+    try:
+        busy = [float((facts.get(rank, {}).get("activity") or {}).get("busy") or 0.0) for rank in run.steps.ranks]
+    except (AttributeError, TypeError, ValueError):  # :func:`find` says so
+        return False
+    return min(busy, default=0.0) >= _SATURATED * run.mean_step
+
+
+def _rank(run: SteadySteps, column: int, facts: Mapping[str, Any]) -> _Rank:
+    host = np.nan_to_num(run.steps.phases[run.begins :, column])
+    activity = facts.get("activity") or {}
+    beside = {phases.NAMES[phase] for phase in (phases.INPUT, phases.H2D, phases.REPORT)}
+    lines = _waiting_lines(facts)
+    waits = {
+        name: float(count) for name, count in (activity.get("waits") or {}).items() if name not in beside
+    }
+    waited = sum(float(time) for name, time in (activity.get("waited") or {}).items() if name not in beside)
+    return _Rank(
+        rank=run.steps.ranks[column],
+        steps=len(run.steps),
+        step=float(np.median(host.sum(axis=1))),
+        beside=float(np.median(host[:, list(_BESIDE)].sum(axis=1))),
+        busy=float(activity.get("busy") or 0.0),
+        kernels=float(activity.get("kernels") or 0.0),
+        waits=sum(waits.values()),
+        waited=max(waited, sum(float(line["seconds"]) for line in lines)),
+        facts=facts,
+    )
+
+
+def _waiting_lines(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the lines at which the host waits for the device, without copies of batches to it."""
+    lines: Sequence[Mapping[str, Any]] = (facts.get("operators") or {}).get("waiting") or ()
+    return [line for line in lines if line["call"] != "to a GPU"]
+
+
+# --------------------------------------------------------------------------- a host that is too slow
+
+
+def _host_bound(rank: _Rank) -> list[Finding]:
+    idle = rank.idle_for_host / rank.step
+    is_idle = (
+        idle >= _LAUNCH_BOUND and rank.kernels >= _LEAST_KERNELS and rank.idle_for_host >= _LEAST_SECONDS
+    )
+    found = []
+    never_ahead = is_idle and rank.waits >= _MANY_WAITS
+    lost = rank.lost_by_waits
+    if never_ahead or (lost >= _SYNC_BOUND * rank.step and lost >= _LEAST_SECONDS):
+        found.append(_sync_bound(rank, rank.idle_for_host if never_ahead else lost))
+    if is_idle:
+        found.append(_launch_bound(rank, idle))
+    return found
+
+
+def _sync_bound(rank: _Rank, lost: float) -> Finding:
+    lines = _waiting_lines(rank.facts)
+    shown = ", ".join(
+        f"{line['where']} ({line['call']}, {int(line['count'])} a step)" for line in lines[:_LINES_SHOWN]
+    )
+    at = f" at {shown}" if shown else ""
+    times = "once" if round(rank.waits) <= 1 else f"{rank.waits:.0f} times"
+    return Finding(
+        kind="sync_bound",
+        severity="critical" if lost >= 0.5 * rank.step else "warning",
+        summary=f"The host waits for the GPU {times} in each step{at}; up to {words.seconds(lost)} of each "
+        f"{words.seconds(rank.step)} step ({words.share(lost / rank.step)}) are lost, in which the GPU then waits for "
+        "new work.",
+        action="Keep values on the GPU (loss.detach()) and read them every hundred steps, all at once; replace masks "
+        f"by torch.where; without the waits a step can take {words.seconds(max(rank.step - lost, rank.busy))}.",
+        phase="forward" if not lines else "",
+        cost=lost / rank.step,
+        evidence={
+            "step": rank.step,
+            "lost": lost,
+            "waits": rank.waits,
+            "waited": rank.waited,
+            "busy": rank.busy / rank.step,
+            "seconds_in_all": lost * rank.steps,
+            "lines": [dict(line) for line in lines],
+            **({"line": lines[0]["where"]} if lines else {}),
+        },
+    )
+
+
+def _launch_bound(rank: _Rank, idle: float) -> Finding:
+    busy = rank.busy / rank.step
+    gap = rank.idle_for_host / rank.kernels
+    larger = max(2, int(rank.step / rank.busy)) if rank.busy > 0 else 2
+    return Finding(
+        kind="launch_bound",
+        severity="critical" if idle >= 0.5 else "warning",
+        summary=f"The GPU is busy for {words.seconds(rank.busy)} of each {words.seconds(rank.step)} step "
+        f"({words.share(busy)}): Python launches {rank.kernels:,.0f} kernels a step too slowly, and the GPU waits "
+        f"{gap * 1e6:.0f} µs before each of them on average.",
+        action="Launch fewer kernels: torch.compile(model, mode='reduce-overhead') or CUDA graphs, which allow a step "
+        f"of down to {words.seconds(rank.busy + rank.beside)}; or do more in each: up to {larger} times the batch in "
+        "about the same time.",
+        cost=idle,
+        evidence={
+            "step": rank.step,
+            "busy": busy,
+            "busy_seconds": rank.busy,
+            "idle": rank.idle_for_host,
+            "gap": gap,
+            "kernels": rank.kernels,
+            "batch_factor": larger,
+            "seconds_in_all": rank.idle_for_host * rank.steps,
+            "alloc_retries": int((rank.facts.get("allocator") or {}).get("retries") or 0),
+        },
+    )
+
+
+# --------------------------------------------------------------------------- slow forms of the same work
+
+
+def _unfused_optimizer(run: SteadySteps, rank: _Rank) -> list[Finding]:
+    operators = int((rank.facts.get("operators") or {}).get("optimizer_operators") or 0)
+    if not rank.busy or operators < _OPTIMIZER_OPERATORS:
+        return []
+    column = run.steps.ranks.index(rank.rank)
+    times = np.nan_to_num(run.steps.phases[run.begins :, column, phases.OPTIMIZER])
+    spent = max(float(np.median(times)), float(rank.facts["activity"]["busy_by_phase"].get("optimizer", 0.0)))
+    if spent < _OPTIMIZER_SHARE * rank.step:
+        return []
+    return [
+        Finding(
+            kind="unfused_optimizer",
+            severity="warning",
+            summary=f"The optimizer updates each tensor by itself: {operators:,} operators and {words.seconds(spent)} "
+            f"of each {words.seconds(rank.step)} step ({words.share(spent / rank.step)}).",
+            action="Create it with fused=True, or foreach=True where it has no fused form: a few kernels for all "
+            f"tensors, and a step that is up to {words.seconds(0.9 * spent)} shorter.",
+            phase="optimizer",
+            cost=0.9 * spent / rank.step,
+            evidence={"step": rank.step, "time": spent, "operators": operators},
+        )
+    ]
+
+
+def _full_floats(rank: _Rank) -> list[Finding]:
+    flops = float((rank.facts.get("operators") or {}).get("flops_of_full_floats") or 0.0)
+    full, shortened = float_peaks(str(rank.facts.get("device") or ""))
+    if not (flops and full and shortened > full and rank.step):
+        return []
+    now, then = flops / full, flops / shortened
+    if now < _FULL_FLOATS_SHARE * rank.step:
+        return []
+    saved = min(now - then, rank.step)
+    return [
+        Finding(
+            kind="full_float_products",
+            severity="warning",
+            summary=f"Matrix products of 32-bit floats take at least {words.seconds(min(now, rank.step))} of each "
+            f"{words.seconds(rank.step)} step: they do not use the GPU's tensor cores.",
+            action="Call torch.set_float32_matmul_precision('high') before training (TF32), or train in bfloat16 with "
+            f"torch.autocast('cuda', torch.bfloat16); they then take {words.seconds(then)} at best.",
+            cost=saved / rank.step,
+            evidence={"step": rank.step, "flops": flops, "seconds": now, "seconds_then": then},
+        )
+    ]
+
+
+# --------------------------------------------------------------------------- memory in pieces
+
+
+def _fragmented(facts: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
+    """Return one finding for the rank whose allocator holds most memory in pieces that it cannot use."""
+    held = {rank: of["allocator"] for rank, of in facts.items() if of.get("allocator")}
+    split = {rank: _in_pieces(one) for rank, one in held.items()}
+    ranks = tuple(sorted(rank for rank, mib in split.items() if mib))
+    if not ranks:
+        return []
+    worst = max(ranks, key=lambda rank: split[rank])
+    one = held[worst]
+    retries = int(one.get("retries") or 0)
+    emptied = (
+        f"; it had to give its cache back {retries} times, each of which stops the GPU" if retries else ""
+    )
+    return [
+        Finding(
+            kind="fragmented_memory",
+            severity="warning",
+            summary=f"Device memory of rank {worst} lies in pieces: {words.mebibytes(split[worst])} of the "
+            f"{words.mebibytes(one['reserved'])} that torch holds are free but split{emptied}.",
+            action="Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or bring batches to a few fixed sizes "
+            "(padding), so that freed memory fits again.",
+            ranks=ranks,
+            evidence={**{name: float(value) for name, value in one.items()}, "where": "device"},
+        )
+    ]
+
+
+def _in_pieces(allocator: Mapping[str, Any]) -> float:
+    """Return the MiB of freed pieces, where they are a large part; else 0."""
+    split, reserved = float(allocator.get("split") or 0.0), float(allocator.get("reserved") or 0.0)
+    return split if split >= max(_SPLIT_MIB, _SPLIT_SHARE * reserved) else 0.0

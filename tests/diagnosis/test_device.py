@@ -1,0 +1,162 @@
+"""Findings about devices, from a window of kernels, a counted step and the allocator's figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.diagnosis import synthetic
+
+from powertrain.diagnosis.finding import Finding
+from powertrain.diagnosis.report import diagnose
+from powertrain.trace.recording import phases
+
+#: Seconds of a step of ``synthetic.run`` with one rank, about.
+STEP = 0.028
+
+
+def activity(
+    busy: float, kernels: float = 700, waits: float = 0, waited: float = 0.0, **more: Any
+) -> dict[str, Any]:
+    return {
+        "steps": 1,
+        "busy": busy,
+        "busy_by_phase": {"forward": busy / 3, "backward": busy * 2 / 3},
+        "kernels": kernels,
+        "to_device": 0.0,
+        "to_host": 0.0,
+        "waits": {"forward": waits} if waits else {},
+        "waited": {"forward": waited} if waits else {},
+        **more,
+    }
+
+
+def waiting(where: str = "train.py:31 in forward", count: int = 12, seconds: float = 0.01) -> dict[str, Any]:
+    return {"where": where, "call": "item", "count": count, "seconds": seconds}
+
+
+def findings(facts: dict[str, Any], *faults: synthetic.Fault) -> list[Finding]:
+    report = diagnose(synthetic.run(1, *faults, ranks=1, noise=synthetic.QUIET), devices={0: facts})
+    assert not report.notes, report.notes
+    return list(report.findings)
+
+
+def troubles(facts: dict[str, Any], *faults: synthetic.Fault) -> list[str]:
+    return [finding.kind for finding in findings(facts, *faults) if finding.severity != "info"]
+
+
+def test_a_device_that_waits_for_launches_is_named_with_its_busy_share_and_a_sized_cure() -> None:
+    first = findings({"activity": activity(0.2 * STEP)})[0]
+    assert first.kind == "launch_bound"
+    assert first.severity == "critical"
+    assert first.evidence["busy"] == pytest.approx(0.2, abs=0.03)
+    assert first.evidence["batch_factor"] in (4, 5)
+    assert first.evidence["gap"] == pytest.approx(0.8 * STEP / 700, rel=0.1)
+    assert "reduce-overhead" in first.action
+    assert [echo.kind for echo in first.echoes] == ["compute_bound"]
+
+
+def test_a_busy_device_is_healthy() -> None:
+    assert troubles({"activity": activity(0.98 * STEP)}) == []
+    assert troubles({"activity": activity(0.85 * STEP)}) == []
+
+
+def test_a_device_that_waits_for_batches_is_not_bound_by_launches() -> None:
+    assert troubles({"activity": activity(0.9 * STEP)}, synthetic.bound(phases.INPUT, 0.05)) == [
+        "input_bound"
+    ]
+
+
+def test_waits_in_every_layer_are_the_cause_of_an_idle_device_and_name_the_line() -> None:
+    facts = {
+        "activity": activity(0.3 * STEP, waits=12, waited=0.004),
+        "operators": {"flops": 1, "waiting": [waiting()]},
+    }
+    [first] = [finding for finding in findings(facts) if finding.severity != "info"]
+    assert first.kind == "sync_bound"
+    assert first.evidence["line"] == "train.py:31 in forward"
+    assert "train.py:31 in forward (item, 12 a step)" in first.summary
+    assert "launch_bound" in [echo.kind for echo in first.echoes]
+
+
+def test_one_wait_at_the_end_of_a_step_costs_nothing_where_the_device_is_busy() -> None:
+    facts = {
+        "activity": activity(0.97 * STEP, waits=1, waited=0.015),
+        "operators": {"waiting": [waiting(count=1)]},
+    }
+    assert troubles(facts) == []
+
+
+def test_one_wait_that_leaves_the_device_idle_costs_what_the_host_waited() -> None:
+    facts = {
+        "activity": activity(0.8 * STEP, waits=1, waited=0.005),
+        "operators": {"waiting": [waiting(count=1)]},
+    }
+    [first] = [finding for finding in findings(facts) if finding.severity != "info"]
+    assert first.kind == "sync_bound"
+    assert first.evidence["lost"] == pytest.approx(0.2 * STEP, rel=0.15)
+
+
+def test_copies_of_batches_to_the_device_are_not_counted_as_waits_of_the_loop() -> None:
+    copy = {**waiting(), "call": "to a GPU"}
+    assert troubles({"activity": activity(0.8 * STEP), "operators": {"waiting": [copy]}}) == []
+
+
+def test_an_optimizer_of_single_tensors_is_named_where_it_takes_much_of_the_step() -> None:
+    facts = {"activity": activity(0.9 * STEP), "operators": {"optimizer_operators": 1500}}
+    assert troubles(facts) == ["unfused_optimizer"]
+    facts["operators"]["optimizer_operators"] = 14
+    assert troubles(facts) == []
+
+
+def test_products_of_full_floats_are_named_with_their_time_on_tensor_cores() -> None:
+    facts = {
+        "device": "NVIDIA H200",
+        "activity": activity(0.98 * STEP),
+        "operators": {"flops": 10**12, "flops_of_full_floats": 10**12},
+    }
+    [first] = [finding for finding in findings(facts) if finding.severity != "info"]
+    assert first.kind == "full_float_products"
+    assert first.evidence["seconds"] == pytest.approx(1e12 / 67e12)
+    facts["device"] = "a device that nobody knows"
+    assert troubles(facts) == []
+
+
+def test_memory_in_pieces_is_named_only_where_it_is_much() -> None:
+    allocator = {"used": 4000.0, "peak": 6000.0, "reserved": 12000.0, "split": 5000.0, "retries": 0}
+    assert troubles({"allocator": allocator}) == ["fragmented_memory"]
+    assert troubles({"allocator": {**allocator, "split": 900.0}}) == []
+    assert troubles({"allocator": {**allocator, "reserved": 60000.0}}) == []
+
+
+def test_spikes_of_the_host_are_no_finding_while_the_device_is_always_busy() -> None:
+    spike = synthetic.every(20, phases.OUTSIDE, 0.03)
+    assert troubles({}, spike) == ["periodic_spike"]
+    assert troubles({"activity": activity(STEP + 0.0015)}, spike) == []
+
+
+def test_broken_graphs_explain_an_idle_device_and_alone_need_no_action() -> None:
+    facts = {"graph_breaks": {"Failed to trace builtin operator: print": 1}}
+    assert troubles(facts) == []
+    assert troubles({**facts, "activity": activity(0.2 * STEP)}) == ["graph_breaks"]
+
+
+def test_recompilations_that_cost_more_than_slow_launches_explain_them() -> None:
+    function = {
+        "where": "train.py:7 in forward",
+        "count": 8,
+        "seconds": 20.0,
+        "first_seconds": 2.0,
+        "reasons": [],
+    }
+    report = diagnose(
+        synthetic.run(1, ranks=1), compiled={0: [function]}, devices={0: {"activity": activity(0.2 * STEP)}}
+    )
+    assert report.findings[0].kind == "recompiles"
+    assert "launch_bound" in [echo.kind for echo in report.findings[0].echoes]
+
+
+def test_facts_that_are_broken_are_noted_and_break_nothing_else() -> None:
+    report = diagnose(synthetic.run(1, ranks=1), devices={0: {"activity": {"busy": "much"}}})
+    assert any("devices" in note for note in report.notes)
+    assert report.findings
