@@ -204,10 +204,14 @@ def memory_in_pieces() -> None:
     kept: list[torch.Tensor] = []
 
     def cut(number: int, loss: torch.Tensor) -> None:
-        if number < 8:
-            blocks = [torch.empty((24 << 20) + (number << 14), device=DEVICE) for _ in range(60)]
-            kept.extend(torch.empty((3 << 20) + (number << 10), device=DEVICE) for _ in blocks)
-            del blocks
+        if number == 3:
+            region = torch.empty(9 << 30, dtype=torch.uint8, device=DEVICE)
+            del region  # torch keeps it, and cuts the following from it
+            pairs = [
+                [torch.empty(mib << 20, dtype=torch.uint8, device=DEVICE) for mib in (12, 84)]
+                for _ in range(90)
+            ]
+            kept.extend(small for small, _ in pairs)
 
     train_gpt(150, after=cut)
 

@@ -30,3 +30,23 @@ def test_a_hub_closes_while_thousands_of_connections_end() -> None:
     # In a process of its own: a hub that hangs here keeps the interpreter's lock, and no timeout of a test could run.
     done = subprocess.run([sys.executable, "-c", _FULL_OF_EVENTS], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["closing", "closed"], done.stderr
+
+
+_NEVER_CLOSED = """
+import tempfile, zmq
+from powertrain.wire import hub as hubs
+
+hubs._CLOSE_TIMEOUT_S = 0.2
+with tempfile.TemporaryDirectory(prefix="pt-") as directory:
+    hub = hubs.Hub("ipc", lambda received: None, directory=directory)
+    open_socket = hub._context.socket(zmq.PUSH)
+    hub.close()
+    print("closed", flush=True)
+"""
+
+
+def test_a_hub_closes_although_zeromq_does_not() -> None:
+    done = subprocess.run([sys.executable, "-c", _NEVER_CLOSED], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["closed"], done.stderr
+    assert "did not close" in done.stderr
+    assert done.returncode == 0

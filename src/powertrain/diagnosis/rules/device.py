@@ -84,7 +84,9 @@ def is_saturated(run: SteadySteps, facts: Mapping[int, Mapping[str, Any]]) -> bo
     if not run.enough:
         return False
     try:
-        busy = [float((facts.get(rank, {}).get("activity") or {}).get("busy") or 0.0) for rank in run.steps.ranks]
+        busy = [
+            float((facts.get(rank, {}).get("activity") or {}).get("busy") or 0.0) for rank in run.steps.ranks
+        ]
     except (AttributeError, TypeError, ValueError):  # :func:`find` says so
         return False
     return min(busy, default=0.0) >= _SATURATED * run.mean_step
