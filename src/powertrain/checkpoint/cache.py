@@ -29,6 +29,7 @@ from powertrain.errors import CheckpointError
 from powertrain.storage import Entry, Storage
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
 from powertrain.storage.local import digest_of
+from powertrain.text.progress import ProgressBar
 
 if sys.platform != "win32":
     import fcntl
@@ -56,8 +57,16 @@ def download(storage: Storage, target: str | Path, *, shown: str) -> None:
         if file.name.endswith("/"):
             (top / file.name).mkdir(parents=True, exist_ok=True)
     real = [file for file in files if not file.name.endswith("/")]
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="powertrain-download") as fetchers:
-        for done in [fetchers.submit(_fetch, storage, file, top, shown) for file in real]:
+    with (
+        ProgressBar(f"downloading {shown}", sum(file.size for file in real)) as bar,
+        ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="powertrain-download") as fetchers,
+    ):
+
+        def fetch(file: ManifestFile) -> None:
+            _fetch(storage, file, top, shown)
+            bar.advance(file.size)
+
+        for done in [fetchers.submit(fetch, file) for file in real]:
             done.result()
     if later:
         (top / METADATA_NAME).write_bytes(later)

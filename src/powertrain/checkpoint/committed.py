@@ -29,6 +29,7 @@ from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.base import LARGE_RECORD_BYTES_LIMIT
 from powertrain.text.loggers import module_logger
+from powertrain.text.progress import ProgressBar
 
 _logger = module_logger(__name__)
 
@@ -106,15 +107,17 @@ def verify(storage: Storage, manifest: Manifest) -> None:
         return
     base = f"{TOP}/{manifest.name}"
     found = {entry.key: entry.size for entry in storage.list(base)}
-    for file in manifest.files:
-        if file.name.endswith("/"):
+    with ProgressBar(f"verifying {manifest.name}", sum(file.size for file in manifest.files)) as bar:
+        for file in manifest.files:
+            if not file.name.endswith("/"):
+                _verify_file(storage, manifest.name, file, found.get(f"{base}/{file.name}"))
+                bar.advance(file.size)
+                continue
             path = storage.local_path(f"{base}/{file.name[:-1]}")
             if path is not None and not path.is_dir():
                 raise CheckpointError(
                     f"The directory {file.name!r} of checkpoint {manifest.name!r} is missing."
                 )
-        else:
-            _verify_file(storage, manifest.name, file, found.get(f"{base}/{file.name}"))
     later = f"{base}/{LATER_METADATA_NAME}"
     if later in found:
         which = f"The file {LATER_METADATA_NAME!r} of checkpoint {manifest.name!r}"
@@ -287,11 +290,13 @@ def verify_alone(checkpoint: Checkpoint) -> None:
     manifest = mf.decode(data, f"The manifest {str(path)!r}")
     storage = open_storage(checkpoint.path)
     found = {entry.key: entry.size for entry in storage.list()}
-    for file in manifest.files:
-        if file.name.endswith("/") or manifest.elsewhere:
-            continue
-        if found.get(file.name) != file.size or storage.digest(file.name).xxh3 != file.xxh3:
-            raise CheckpointError(
-                f"The file {file.name!r} of the checkpoint {checkpoint.path!r} is missing or has changed since it was "
-                "committed. Use another checkpoint."
-            )
+    with ProgressBar(f"verifying {manifest.name}", sum(file.size for file in manifest.files)) as bar:
+        for file in manifest.files:
+            if file.name.endswith("/") or manifest.elsewhere:
+                continue
+            if found.get(file.name) != file.size or storage.digest(file.name).xxh3 != file.xxh3:
+                raise CheckpointError(
+                    f"The file {file.name!r} of the checkpoint {checkpoint.path!r} is missing or has changed since it "
+                    "was committed. Use another checkpoint."
+                )
+            bar.advance(file.size)

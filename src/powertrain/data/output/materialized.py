@@ -17,6 +17,7 @@ from powertrain.data.output.tables import conformed, declared_schema, widened
 from powertrain.data.plan.plan import Plan
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.errors import DataError
+from powertrain.text.progress import ProgressBar
 
 #: Approximate bytes of a block of materialized rows.
 BLOCK_BYTES = 32 * 2**20
@@ -109,10 +110,12 @@ def keep(
     files: list[_File] = []
     digest = xxhash.xxh3_128()
     schema: pa.Schema | None = None
-    for table in pieces:
-        table = table if declared is None else conformed(table, declared, "")
-        schema = table.schema if schema is None else widened(schema, table.schema)
-        files.append(_written(scratch.path, len(files), table, digest))
+    with ProgressBar("computing rows of a dataset", unit="rows") as bar:
+        for table in pieces:
+            table = table if declared is None else conformed(table, declared, "")
+            schema = table.schema if schema is None else widened(schema, table.schema)
+            files.append(_written(scratch.path, len(files), table, digest))
+            bar.advance(table.num_rows)
     if schema is None:
         schema = columns_if_empty()
     blocks = tuple(BlockFacts(file.rows, file.nbytes) for file in files)

@@ -27,6 +27,8 @@ SETTLE_TIMEOUT_S = 60.0
 CUT_SHORT_TIMEOUT_S = 2.0
 #: Seconds after which a checkpoint that is not in storage yet is reported; then after twice as long each time.
 _LAG_INTERVAL_S = 10.0
+#: The same while the run waits for nothing else, such as at its end.
+_AWAITED_LAG_INTERVAL_S = 2.0
 #: Seconds of a preemption's notice that are kept for exiting.
 _EXIT_RESERVE_S = 1.0
 
@@ -165,7 +167,8 @@ class Settling:
             self._run.deadlines.cancel(Deadline.LAG)
             self._lag_reported = 0.0
         else:
-            after = max(_LAG_INTERVAL_S, 2 * self._lag_reported)
+            least = _AWAITED_LAG_INTERVAL_S if self.is_awaited else _LAG_INTERVAL_S
+            after = max(least, 2 * self._lag_reported)
             self._run.deadlines.set_at(Deadline.LAG, pending[0].since + after)
 
     def on_lag(self) -> None:
@@ -213,6 +216,7 @@ class Settling:
         """
         self._next, self._run.checkpoints.last_chance = then, not continues
         self._run.deadlines.set(Deadline.SETTLED, timeout)
+        self._schedule_lag()
         self._proceed_if_settled()
 
     def shorten(self, timeout: float) -> None:
