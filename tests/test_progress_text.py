@@ -6,6 +6,7 @@ import io
 import os
 import pty
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -100,5 +101,6 @@ def test_downloads_and_computed_rows_show_their_progress(
     assert "computing rows of a dataset: 1,000 rows" in capsys.readouterr().err
     memory = fsspec.filesystem("memory")
     memory.pipe("/saved/model.pt", bytes(1 << 20))
-    Checkpoint("/saved", fs.PyFileSystem(fs.FSSpecHandler(memory))).to_directory(tmp_path / "copy")
+    handler: Any = fs.FSSpecHandler
+    Checkpoint("/saved", fs.PyFileSystem(handler(memory))).to_directory(tmp_path / "copy")
     assert "1 MiB, 100%" in capsys.readouterr().err

@@ -74,7 +74,8 @@ def test_copies_are_no_kernels_and_are_summed_by_direction() -> None:
     ]
     found = summarize(copies, PHASES, 1, end=200 * US)
     assert found is not None
-    assert (found.kernels, found.to_device, found.to_host) == (0, pytest.approx(4e-6), pytest.approx(2e-6))
+    assert found.kernels == 0
+    assert (found.to_device, found.to_host) == pytest.approx((4e-6, 2e-6))
 
 
 def test_a_device_that_did_nothing_has_no_times() -> None:

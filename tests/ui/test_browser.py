@@ -196,3 +196,27 @@ def test_every_control_has_a_name_and_every_page_its_landmarks(samples: Path) ->
             assert nameless == [], path
             assert visit.page.locator("main, header.top, nav").count() >= 3
             assert visit.page.locator("h1").count() == 1
+
+
+def test_of_many_metrics_some_last_values_are_shown_and_the_others_on_request(tmp_path: Path) -> None:
+    storage = open_storage(tmp_path / "run")
+    journal = Journal(storage, 1)
+    journal.append(
+        ev.RunStarted(time=at(0), name="run", lease=1, host="elsewhere", pid=1, version="0", engine="local")
+    )
+    journal.append(attempt(0, 1, 1))
+    journal.append(ev.TrainingStarted(time=at(0.6), attempt=0))
+    store = MetricsStore(storage, 1)
+    metrics = {f"metric_{number:02}": float(number) for number in range(40)}
+    store.add([PointRecord(rank=0, attempt=0, row=1, at=at(1), solo=False, metrics=metrics)])
+    store.close()
+    journal.close()
+    with serving(tmp_path) as address, browsing() as visit:
+        visit.open(address)
+        visit.go(address, "/runs/run")
+        shown = visit.page.locator(".side .pairs dt:visible", has_text="metric_")
+        shown.first.wait_for()
+        assert shown.count() == 12
+        visit.page.get_by_text("28 more").click()
+        assert shown.count() == 40
+        assert visit.errors == []

@@ -49,8 +49,8 @@ def kind_of(file: str) -> str:
         return "user"
     if not _INSTALLED_DEBUGGERS.isdisjoint(parts):
         return "debugger"
-    inner = _within_packages(parts)
-    return _part_of_torch(inner[1:]) if inner[:1] == ["torch"] else "library"
+    below = _within_packages(parts)
+    return _part_of_torch(below[1:]) if below[:1] == ["torch"] else "library"
 
 
 def _within_packages(parts: list[str]) -> list[str]:
@@ -58,9 +58,8 @@ def _within_packages(parts: list[str]) -> list[str]:
     ends = [place for place, part in enumerate(parts) if part in ("site-packages", "dist-packages")]
     if ends:
         return parts[ends[-1] + 1 :]
-    return (
-        parts[parts.index("torch") :] if "torch" in parts else parts
-    )  # installed from a copy of its sources
+    # Installed from a copy of its sources.
+    return parts[parts.index("torch") :] if "torch" in parts else parts
 
 
 def _part_of_torch(inner: list[str]) -> str:

@@ -95,6 +95,16 @@ export function runPage(main, id) {
     return h("div", { class: "panel" }, h("h3", null, "Where the time went"), bar, h("ul", { class: "stack-legend" }, page.goodput.map((one) => h("li", null, h("span", { class: `key cause-${one.cause}` }, one.words), h("span", { class: "num" }, duration(one.seconds)), h("span", { class: "num muted" }, percent(one.share))))));
   }
 
+  // Runs report hundreds of metrics, and the charts come below this list.
+  const LAST_SHOWN = 12;
+
+  function lastMetrics(last) {
+    const list = (some) => h("dl", { class: "pairs" }, some.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+    if (last.length <= LAST_SHOWN + 1) return list(last);
+    const more = h("summary", { "data-key": "last metrics" }, `${last.length - LAST_SHOWN} more`);
+    return h("div", null, list(last.slice(0, LAST_SHOWN)), h("details", { "data-key": "last metrics" }, more, list(last.slice(LAST_SHOWN))));
+  }
+
   function drawOverview() {
     const page = view.page, found = page.diagnosis?.findings || [], stands = page.stands;
     const status = stands ? h("p", { class: "now" }, stands.row_age >= 0 ? `Row ${whole(stands.row)}, ${age(stands.row_age)} ago.` : "No row yet.",
@@ -106,7 +116,7 @@ export function runPage(main, id) {
       h("div", { class: "overview" },
         h("div", { class: "panel" }, h("h3", null, "Findings"), found.length ? h("ul", { class: "findings" }, found.map(finding)) : h("p", { class: "muted" }, page.diagnosis ? "Nothing holds this run up." : "No steps were recorded yet.")),
         h("div", { class: "side" }, goodput(page),
-        h("div", { class: "panel" }, h("h3", null, "Last metrics"), page.last.length ? h("dl", { class: "pairs" }, page.last.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))) : h("p", { class: "muted" }, "Rank 0 has not reported yet.")),
+        h("div", { class: "panel" }, h("h3", null, "Last metrics"), page.last.length ? lastMetrics(page.last) : h("p", { class: "muted" }, "Rank 0 has not reported yet.")),
         phases.length ? h("div", { class: "panel" }, h("h3", null, `A step: ${duration(page.diagnosis.step_seconds)}`), h("dl", { class: "pairs" }, phases.map((one) => h("div", null, h("dt", null, h("span", { class: `key phase-${one.phase}` }, WORDS[one.phase] || one.phase)), h("dd", null, `${duration(one.seconds)} · ${percent(one.share)}`))))) : null)));
   }
 
