@@ -18,6 +18,7 @@ from torch import nn
 import powertrain
 from powertrain.diagnosis.profiles.hotspots import summarize
 from powertrain.diagnosis.profiles.trace_events import read_trace
+from powertrain.trace.device import activity_window
 from powertrain.trace.profiling.orders import ProfileOrder, ProfileResult
 from powertrain.trace.profiling.user_lines import lines_of
 from powertrain.trace.profiling.window import ProfileWindow
@@ -62,6 +63,21 @@ def loop() -> Iterator[Loop]:
     finally:
         loop.window.close()
         patches.uninstall()
+
+
+def test_a_profile_begins_after_the_window_in_which_kernels_are_recorded(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity_window, "_open", {1})
+    loop.window.begin(ProfileOrder(ask=7, steps=1))
+    loop.step()
+    assert not torch.autograd._profiler_enabled()
+    activity_window._open.clear()
+    for _ in range(2):
+        loop.step()
+    loop.window.close()
+    (result,) = loop.results
+    assert (result.error, result.steps) == ("", 1)
 
 
 def test_as_many_steps_are_profiled_as_were_asked_for_also_with_two_optimizers(loop: Loop) -> None:

@@ -19,7 +19,7 @@ from powertrain.trace.machine.devices import float_peaks
 from powertrain.trace.recording import phases
 
 #: Phases of the host in which it launches no work of the model.
-_BESIDE = (phases.INPUT, phases.H2D, phases.REPORT, phases.OUTSIDE)
+_BESIDE = (phases.INPUT, phases.H2D, phases.COLLECTIVE, phases.REPORT, phases.OUTSIDE)
 #: Shares of a step from which on a device that waits for launches, or for a host that waited, is a finding.
 _LAUNCH_BOUND, _SYNC_BOUND = 0.25, 0.05
 _LEAST_SECONDS = 2e-4

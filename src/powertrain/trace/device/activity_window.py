@@ -8,6 +8,7 @@ when the pace of the steps has changed, and only where that costs at most a hund
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -20,6 +21,10 @@ from powertrain.trace.recording.phases import COLLECTIVE, COUNT, FORWARD, INSIDE
 if TYPE_CHECKING:
     from powertrain.trace.recording.recorder import Recorder
 
+#: Variables that NVIDIA's own profilers set for the programs that they start: only one may record at a time.
+_OTHER_PROFILERS = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+#: Windows that are open in this process: one at most, but for ranks that train as threads.
+_open: set[int] = set()
 #: Steps before the window: after those that compile, tune and allocate, and the one whose operators are counted.
 STEPS_BEFORE = 12
 #: The window ends with the first step after so many seconds, or after so many steps.
@@ -28,6 +33,11 @@ _LEAST_SECONDS, _MOST_STEPS = 0.01, 8
 _CHANGE, _MOST_COST = 1.3, 0.01
 #: Seconds over which the pace is measured.
 _PACE_INTERVAL_S = 5.0
+
+
+def is_any_open() -> bool:
+    """Return whether torch's profiler is in use by a window, for some steps. Training thread."""
+    return bool(_open)
 
 
 class ActivityWindow:
@@ -102,14 +112,17 @@ class ActivityWindow:
 
     def _start(self, boundary: int) -> None:
         torch = sys.modules.get("torch")
-        if torch is None or self._recorder.device is None or not torch.cuda.is_initialized():
+        has_gpu = torch is not None and self._recorder.device is not None and torch.cuda.is_initialized()
+        if not has_gpu or any(name in os.environ for name in _OTHER_PROFILERS):
             self._give_up()
             return
+        assert torch is not None
         if torch.autograd._profiler_enabled() or torch.cuda.is_current_stream_capturing():
             self._left = 1  # the user's own profile, or a captured graph: after the next step
             return
         began = time.perf_counter()
         profiler: Any = torch.autograd.profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
+        _open.add(id(self))
         profiler.__enter__()
         self._profiler, self._boundary, self._ended = profiler, boundary, 0
         self._tee = _PhaseChanges(self._recorder)
@@ -123,6 +136,7 @@ class ActivityWindow:
         assert tee is not None
         end = time.perf_counter_ns()
         tee.close()
+        _open.discard(id(self))
         profiler.__exit__(None, None, None)
         self._cost += time.perf_counter() - end * 1e-9
         self._taken_at = time.monotonic()
@@ -137,6 +151,7 @@ class ActivityWindow:
         if self._tee is not None:
             self._tee.close()
         profiler, self._profiler, self._tee = self._profiler, None, None
+        _open.discard(id(self))
         if profiler is not None:
             with contextlib.suppress(Exception):
                 profiler.__exit__(None, None, None)

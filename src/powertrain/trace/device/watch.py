@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from powertrain.trace.recording.recorder import Recorder
 
 _MIB = 2.0**20
+#: Change of the allocator's figures that is sent, and values of its free pieces of which the least counts.
+_NEWS, _SPLITS = 0.05, 20
 
 
 class DeviceWatch:
@@ -25,7 +29,9 @@ class DeviceWatch:
         self._counted: CountedStep | None = CountedStep(recorder)
         self._activity = ActivityWindow(recorder)
         self._allocations = KeptAllocations(recorder)
-        self._allocator: dict[str, Any] = {}
+        self._allocator: dict[str, float] = {}
+        self._sent: dict[str, float] = {}
+        self._splits: deque[float] = deque(maxlen=_SPLITS)
 
     def close(self) -> None:
         """End what is under way. Training thread."""
@@ -41,14 +47,18 @@ class DeviceWatch:
         if gpu is None or torch is None:
             return
         self._activity.look_at_pace()
-        stats = torch.cuda.memory_stats(gpu)
+        stats: dict[str, Any] = {}
+        with contextlib.suppress(Exception):  # of a device that has failed
+            stats = torch.cuda.memory_stats(gpu)
         peak = stats.get("allocated_bytes.all.peak", 0) / _MIB
         self._allocations.look(peak)
+        # Within a step, much memory is free for a moment: only what is free all the time is of no use.
+        self._splits.append(stats.get("inactive_split_bytes.all.current", 0) / _MIB)
         self._allocator = {
             "used": stats.get("allocated_bytes.all.current", 0) / _MIB,
             "peak": peak,
             "reserved": stats.get("reserved_bytes.all.current", 0) / _MIB,
-            "split": stats.get("inactive_split_bytes.all.current", 0) / _MIB,
+            "split": min(self._splits),
             "retries": stats.get("num_alloc_retries", 0),
         }
 
@@ -64,6 +74,14 @@ class DeviceWatch:
             facts["activity"] = msgspec.to_builtins(activity)
         if (lines := self._allocations.news()) is not None:
             facts["kept_allocations"] = lines
-        if self._allocator:
-            facts["allocator"], self._allocator = self._allocator, {}
+        if _differs(self._allocator, self._sent):
+            facts["allocator"] = self._sent = self._allocator
         return facts
+
+
+def _differs(new: dict[str, float], old: dict[str, float]) -> bool:
+    """Return whether the allocator holds other memory than when its figures were last sent."""
+    names = new.keys() & {"reserved", "split", "retries"}
+    return any(
+        abs(new[name] - old.get(name, 0.0)) > _NEWS * max(new[name], old.get(name, 0.0)) for name in names
+    )

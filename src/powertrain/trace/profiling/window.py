@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from powertrain.trace.device import activity_window
 from powertrain.trace.profiling.orders import ProfileCost, ProfileOrder, ProfileResult
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ class ProfileWindow:
             raise RuntimeError("the training function has not imported torch")
         from torch.profiler import ProfilerActivity, profile
 
+        if activity_window.is_any_open():
+            return  # for a step or two; then the next end of a step starts the profile
         if torch.autograd._profiler_enabled():
             raise RuntimeError("the training function's own profiler is running")
         began = time.perf_counter()
