@@ -27,7 +27,7 @@ from tests.support.examples import scaled
 
 from powertrain import data
 from powertrain.config.data import DataConfig
-from powertrain.data.aggregate import Mean, Sum
+from powertrain.data.aggregate import AggregateFn, Mean, Sum
 from powertrain.data.loading.scratch import scratch_root
 from powertrain.data.plan.prepare import prepare
 from powertrain.data.whole import blocks
@@ -160,6 +160,20 @@ def test_copies_of_a_result_are_computed_where_they_are_read_or_read_what_was_co
 
 def fingerprint(dataset: data.Dataset) -> str:
     return dataset.plan.inspected().fingerprint
+
+
+def test_a_changed_aggregation_of_the_user_changes_the_fingerprint() -> None:
+    def largest_and(bonus: int) -> data.Dataset:
+        aggregation = AggregateFn(
+            init=lambda key: 0,
+            accumulate_row=lambda found, row: max(found, row["value"] + bonus),
+            merge=max,
+            name="largest",
+        )
+        rows = data.from_items([{"key": number % 3, "value": number} for number in range(30)])
+        return rows.groupby("key").aggregate(aggregation, Sum("value"))
+
+    assert fingerprint(largest_and(1)) == fingerprint(largest_and(1)) != fingerprint(largest_and(2))
 
 
 def test_fingerprints_follow_from_the_rows_and_the_operation(tmp_path: Path) -> None:

@@ -175,7 +175,8 @@ class AggregateGroups(Query):
             # Both are in the order of the keys, and have a row for each group.
             results = list(_in_groups(another, rows, self.keys, operation))
         both = _side_by_side(list(tables), results, [each.name for each in self.aggregations], self.keys)
-        return QueryResult([both] if both.num_rows else [], both.schema)
+        made = both.select([each.name for each in by_functions])
+        return QueryResult([both] if both.num_rows else [], both.schema, made)
 
 
 def aggregate_all(aggregations: Sequence[AggregateFn], rows: Input) -> dict[str, Any]:

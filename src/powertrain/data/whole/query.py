@@ -25,6 +25,8 @@ class QueryResult:
 
     blocks: Iterable[pa.Table]
     schema: pa.Schema
+    #: What functions of the user made, if only some columns are theirs: it identifies the result too.
+    made_by_functions: pa.Table | None = None
 
 
 class Query(ABC):
@@ -115,7 +117,16 @@ class WholeDataSource(Source):
         digest.update(repr([(field.name, str(field.type)) for field in facts.schema]).encode())
         if query.calls_functions:
             digest.update(facts.fingerprint.encode())
+        if result.made_by_functions is not None:
+            digest.update(_bytes_of(result.made_by_functions))
         return kept.described(digest.hexdigest())
+
+
+def _bytes_of(table: pa.Table) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return memoryview(sink.getvalue())
 
 
 def plan_of(query: Query, *plans: Plan) -> Plan:
