@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -264,6 +265,29 @@ except DataError as error:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "needs more memory than it may use" in done.stdout
     assert "object_store_memory" in done.stdout
+
+
+def test_a_process_killed_within_a_sort_leaves_nothing_once_another_computes() -> None:
+    script = """
+import os, signal
+from powertrain import data
+
+rows = 0
+
+def ends_its_process(batch):
+    global rows
+    rows += len(batch["id"])
+    if rows > 20000:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+data.range(100000).map_batches(ends_its_process, batch_size=1000).sort("id").materialize()
+"""
+    killed = subprocess.Popen([sys.executable, "-c", script])
+    assert killed.wait(60) == -signal.SIGKILL
+    assert list(scratch_root().glob(f"{killed.pid}-*")), "its rows so far"
+    assert data.range(10).sort("id", descending=True).take(1) == [{"id": 9}]
+    assert not list(scratch_root().glob(f"{killed.pid}-*"))
 
 
 def test_columns_whose_names_differ_in_capital_letters_or_look_like_sql_are_told_apart() -> None:
