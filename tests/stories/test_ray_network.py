@@ -23,7 +23,9 @@ import story
 from tests.ray_network import NetworkNode, NotAllowed, RayNetwork, free_port
 from tests.stories.going import Going, all_of, going, places, sizes
 
+import powertrain.data
 from powertrain import FailureConfig, ScalingConfig
+from powertrain.data.loading.scratch import scratch_root
 from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.torch import TorchTrainer
@@ -53,7 +55,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     except NotAllowed as reason:
         pytest.skip(str(reason))
     storage, launch = tmp_path_factory.mktemp("storage"), tmp_path_factory.mktemp("launch")
-    hidden = ["/dev/shm", os.environ["XDG_RUNTIME_DIR"], str(storage), str(launch)]
+    lasting = scratch_root().parent
+    lasting.mkdir(mode=0o700, parents=True, exist_ok=True)
+    hidden = ["/dev/shm", os.environ["XDG_RUNTIME_DIR"], str(storage), str(launch), str(lasting)]
     try:
         network.connect()
         yield Nodes(network, network.add(cpus=1), network.add(cpus=1, hidden=hidden), storage, launch)
@@ -106,6 +110,27 @@ def test_ranks_on_two_machines_meet_and_find_the_modules_of_the_launch_directory
     assert frame["cwd"].tolist() == [os.path.dirname(module) for module in frame["module"]]
     saved = {path.name: path.read_text() for path in Path(outcome["checkpoint"]).glob("rank-*")}
     assert saved == {"rank-0": "hello", "rank-1": "hello"}, "both machines brought their shares"
+
+
+def test_ranks_on_two_machines_read_the_result_of_a_sort_each_row_once(fits: Any, nodes: Nodes) -> None:
+    given = (
+        powertrain.data.range(44).map(lambda row: {"id": row["id"], "key": row["id"] % 5}).sort(["key", "id"])
+    )
+    outcome = fits.outcome(
+        clustered.reads_its_rows,
+        "ray",
+        kind=TorchTrainer,
+        name="sorted",
+        train_loop_config={},
+        datasets={"train": given},
+    )
+    assert outcome["raised"] == "", outcome
+    hosts = {place["host"] for place in places(fits.directory, 0, 2)}
+    assert hosts == {nodes.near.name, nodes.far.name}, "the far one has not the files of this machine"
+    frame = Result.from_path(outcome["path"]).dataframe(ranks="all")
+    for epoch in (0, 1):
+        read = [int(one) for ids in frame.loc[frame["epoch"] == epoch, "ids"] for one in ids.split(",")]
+        assert sorted(read) == list(range(44))
 
 
 def test_a_node_with_another_storage_is_refused_by_its_name_before_training(fits: Any, nodes: Nodes) -> None:

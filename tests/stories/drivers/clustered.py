@@ -78,6 +78,15 @@ def reads_until_told(config: dict[str, Any]) -> None:
     feeding.registers_its_state({**config, "pace": 0.5, "pace_until": "enough"})
 
 
+def reads_its_rows(config: dict[str, Any]) -> None:
+    """Each rank reports the rows of two epochs, batch by batch."""
+    tell_place()
+    shard = powertrain.get_dataset_shard("train")
+    for epoch in range(2):
+        for batch in shard.iter_batches(batch_size=4, batch_format="numpy"):
+            powertrain.report({"epoch": epoch, "ids": ",".join(map(str, batch["id"].tolist()))})
+
+
 def imports_a_module_of_the_launch_directory(config: dict[str, Any]) -> None:
     """All ranks meet; each reports from where its module came, with a share of its own."""
     import torch
