@@ -8,19 +8,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from powertrain.diagnosis.profiles.trace_events import ProfileEvent, ProfileTrace
+from powertrain.trace.device.activity import WAITING_CALLS, covered
 
-#: Calls of the CUDA runtime in which the host waits for the device.
-_SYNCS = frozenset(
-    {
-        "cudaStreamSynchronize",
-        "cudaDeviceSynchronize",
-        "cudaEventSynchronize",
-        "cudaMemcpy",
-        "cuStreamSynchronize",
-        "cuCtxSynchronize",
-        "cuEventSynchronize",
-    }
-)
 #: Microseconds from which a pause of the device counts as a gap: shorter ones lie between any two kernels.
 _LEAST_GAP_US = 5.0
 _OUTSIDE = "(no line of yours)"
@@ -90,7 +79,7 @@ def summarize(trace: ProfileTrace, steps: int, seconds: float, most: int = 8) ->
         syncs=tally.spots(
             (f"{_SHORT.get(one.name, one.name)} at {trace.line_of.get(one.operator, _OUTSIDE)}", one.duration)
             for one in trace.runtime
-            if one.name in _SYNCS
+            if one.name in WAITING_CALLS
         ),
         allocations=_allocations(trace, tally),
     )
@@ -161,12 +150,8 @@ def _own_times(operators: Sequence[ProfileEvent]) -> list[tuple[str, float]]:
 
 
 def _covered(events: Sequence[ProfileEvent]) -> float:
-    """Return the microseconds that at least one of these events takes. They are in the order of time."""
-    covered, until = 0.0, float("-inf")
-    for one in events:
-        covered += max(0.0, one.end - max(one.start, until))
-        until = max(until, one.end)
-    return covered
+    """Return the microseconds in which at least one event was under way."""
+    return covered((one.start, one.end) for one in events)
 
 
 def _gaps(trace: ProfileTrace) -> list[tuple[str, float]]:

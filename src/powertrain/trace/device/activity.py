@@ -5,14 +5,14 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from powertrain.trace.recording.phases import COUNT, NAMES, OUTSIDE
 
 #: Calls of the CUDA runtime and driver in which the host waits for the device.
-_WAITING_CALLS = frozenset(
+WAITING_CALLS = frozenset(
     {
         "cudaStreamSynchronize",
         "cudaDeviceSynchronize",
@@ -23,6 +23,9 @@ _WAITING_CALLS = frozenset(
         "cuEventSynchronize",
     }
 )
+
+
+Number = TypeVar("Number", int, float)
 
 
 class Activity(NamedTuple):
@@ -73,7 +76,7 @@ def summarize(
     waits: Counter[str] = Counter()
     waited: Counter[str] = Counter()
     for call in calls:
-        if call.name in _WAITING_CALLS:
+        if call.name in WAITING_CALLS:
             phase = NAMES[_phase_at(phases, call.start)]
             waits[phase] += 1
             waited[phase] += call.duration
@@ -89,9 +92,10 @@ def summarize(
     )
 
 
-def covered(intervals: Iterable[tuple[int, int]]) -> int:
-    """Return the length of the union of intervals."""
-    total, reached = 0, None
+def covered(intervals: Iterable[tuple[Number, Number]]) -> Number | int:
+    """Return the length of the union of intervals, in any unit."""
+    total: Number | int = 0
+    reached: Number | None = None
     for start, end in sorted(intervals):
         if reached is None or start > reached:
             total, reached = total + end - start, end
