@@ -166,7 +166,7 @@ def test_cores_that_a_virtual_machine_does_not_get_are_told_with_how_many_and_wh
     assert (finding.kind, finding.severity) == ("cpu_stolen", "info")
     assert (finding.ranks, finding.hosts) == ((1, 2), ("b",))
     assert finding.evidence["stolen_cores"] == pytest.approx(0.7, abs=0.01)
-    assert "Of the 4 cores on b, 0.7 are taken away" in finding.summary
+    assert "gives 0.7 of the 4 cores on b to other virtual machines" in finding.summary
 
 
 # --------------------------------------------------------------------------- whatever the numbers are

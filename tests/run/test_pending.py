@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from powertrain.run.checkpoints.pending import (
     PendingCheckpoint,
+    next_to_drop,
     next_to_upload,
     ready_to_commit,
     shares_to_upload,
-    to_yield,
 )
 from powertrain.wire.from_worker import ShareUploaded
 from powertrain.wire.values import CheckpointPart, FilePart
@@ -74,10 +74,10 @@ def test_only_the_oldest_is_uploaded_and_committed(states: list[tuple[bool, bool
 
 def test_the_oldest_that_is_not_being_committed_yields_to_a_newer_one() -> None:
     table = {(0, row): pending(row, awaited={0}, committing=row == 1) for row in (1, 2, 3)}
-    chosen = to_yield(table, 4)
+    chosen = next_to_drop(table, 4)
     assert chosen is not None
     assert chosen.row == 2
-    assert to_yield(table, 2) is None
+    assert next_to_drop(table, 2) is None
 
 
 def test_an_arrived_share_has_hashes_and_is_no_longer_awaited() -> None:

@@ -103,7 +103,7 @@ def test_a_collective_that_timed_out_is_blamed_on_the_rank_that_never_came() -> 
     assert (act.ranks, act.waiting) == ((1,), (0, 2))
     verdict = explain(act.states, {}, act.seconds)
     assert verdict.frames == {1: IN_LOCK.frame}
-    assert "Rank 1 never came to the all_reduce that ranks 0 and 2 wait in" in verdict.message
+    assert "Rank 1 has not entered the all_reduce that ranks 0 and 2 wait in" in verdict.message
 
 
 def test_a_collective_that_timed_out_on_all_ranks_is_blamed_on_nobody() -> None:

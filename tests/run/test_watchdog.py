@@ -201,7 +201,7 @@ def test_a_lock_that_never_opens_is_told_within_five_seconds_with_its_line() -> 
     assert (verdict.culprits, verdict.waiting) == ((1,), (0, 2, 3))
     assert verdict.frame == IN_LOCK.frame
     assert verdict.message == (
-        "No step for 4.8 s (usually 0.2 s). Rank 1 never came to the averaging of gradients that ranks 0, 2 and 3 "
+        "No step for 4.8 s (usually 0.2 s). Rank 1 has not entered the gradient all-reduce that ranks 0, 2 and 3 "
         "wait in (/home/me/train.py:88: loss.backward()).\n"
         "Rank 1 is at /home/me/data.py:31 in __getitem__: lock.acquire(); it sleeps."
     )
@@ -233,10 +233,10 @@ def test_an_extra_all_reduce_is_blamed_on_the_one_rank_that_made_it() -> None:
     verdict = verdict_of(run)
     assert (verdict.culprits, verdict.waiting, verdict.frame) == ((2,), (), IN_ALL_REDUCE.frame)
     assert (
-        "ranks 0, 1 and 3 have returned and will never come (they began 50 collectives, rank 2 51)"
-        in verdict.message
+        "ranks 0, 1 and 3 have returned from the training function and will not take part "
+        "(they began 50 collectives, rank 2 51)" in verdict.message
     )
-    assert "or rank 2 made one too many" in verdict.message
+    assert "or rank 2 called an extra one" in verdict.message
 
 
 def test_a_rank_blocked_in_its_loader_is_told_as_such() -> None:
@@ -378,7 +378,7 @@ def test_a_rank_stuck_in_c_with_pythons_lock_is_told_from_the_frame_found_outsid
 
 def test_a_silent_rank_of_which_nothing_is_known_is_named_with_its_last_place() -> None:
     run, _ = hang_while_others_average(at(10), silent=True)
-    assert "Rank 1 has not been heard of for" in verdict_of(run).message
+    assert "Rank 1 has sent no heartbeat for" in verdict_of(run).message
 
 
 def test_a_rank_stuck_in_c_without_pythons_lock_is_told_by_its_own_beats() -> None:
@@ -423,7 +423,7 @@ def test_a_rank_that_does_not_come_to_the_runs_barrier_is_to_blame() -> None:
     run.go(8, moving=())
     verdict = verdict_of(run)
     assert (verdict.culprits, verdict.waiting) == ((1,), (0, 2))
-    assert "Rank 1 never came to the barrier that ranks 0 and 2 wait at" in verdict.message
+    assert "Rank 1 has not reached the barrier that ranks 0 and 2 wait at" in verdict.message
 
 
 def test_a_barrier_of_the_run_against_a_collective_of_torch_is_a_circle() -> None:
@@ -465,7 +465,7 @@ def test_a_collective_that_all_have_come_to_has_no_culprit() -> None:
     verdict = verdict_of(run)
     assert (verdict.culprits, verdict.waiting) == ((), (0, 1, 2))
     assert verdict.frame == IN_ALL_REDUCE.frame
-    assert "All ranks have come to the all_reduce at /home/me/train.py:41" in verdict.message
+    assert "All ranks are inside the all_reduce at /home/me/train.py:41" in verdict.message
 
 
 def test_ranks_in_different_collectives_are_told_apart() -> None:

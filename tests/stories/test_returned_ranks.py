@@ -72,7 +72,7 @@ def test_a_rank_stuck_in_the_users_code_is_named_before_those_that_wait_in_all_r
 def test_a_timeout_of_torch_names_the_rank_that_never_came_before_those_that_gave_up(fits: Any) -> None:
     outcome = fits.outcome(hanging.sleep, kind=TorchTrainer, workers=2, torch_config=TorchConfig(timeout_s=8))
     assert outcome["message"].startswith("Rank 1 hung: nothing moved for "), outcome["message"]
-    assert "Rank 1 never came to the all_reduce that rank 0 waits in" in outcome["message"]
+    assert "Rank 1 has not entered the all_reduce that rank 0 waits in" in outcome["message"]
     assert "time.sleep(FOR_EVER)  # hangs: sleep" in outcome["message"]
     first, second = failed(fits, "sleep").failures
     assert (first.rank, first.kind) == (1, "hung")

@@ -228,7 +228,7 @@ def test_messages_that_are_too_large_only_together_go_in_several_batches(ear: Ea
 
 def test_a_command_that_is_too_large_is_an_error_of_its_sender_only(ear: Ear) -> None:
     connection = ear.hub.admit()
-    with pytest.raises(EngineError, match=r"sent 0\.0157 MiB at once \(Execute\), and at most 0\.00781 MiB"):
+    with pytest.raises(EngineError, match=r"too large: 0\.0157 MiB \(Execute\); the limit is 0\.00781 MiB"):
         ear.hub.send(connection.keys.public, Execute(call=1, function=bytes(2 * LARGEST)))
     ear.hub.send(connection.keys.public, Train())
     link = connect(connection, 0, 0)

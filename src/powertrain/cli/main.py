@@ -87,11 +87,10 @@ def main() -> None:
     except BrokenPipeError:
         raise
     except OSError as error:  # a file of the run, or a socket, that the system refuses
-        which = f" ({str(error.filename)!r})" if error.filename else ""
-        print_message(
-            f"Error: {error.strerror or error}{which}. Check the path and its permissions.", err=True
-        )
+        which = f" ({str(error.filename)!r}). Check the path and its permissions." if error.filename else "."
+        print_message(f"Error: {error.strerror or error}{which}", err=True)
         sys.exit(1)
     except Exception:  # a bug of ours: its traceback may quote any string of a run
+        print_message("Error: this is a bug in Powertrain. Please report it with the text below.", err=True)
         print_message(traceback.format_exc(), err=True)
         sys.exit(1)

@@ -197,7 +197,9 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 def _starts(events: Sequence[ev.Event]) -> list[ev.StartupMeasured]:
     """Return the start-up times of each attempt; old journals have them only in part."""
     return [
-        event for event in events if isinstance(event, ev.StartupMeasured) and startup_report.is_told(event)
+        event
+        for event in events
+        if isinstance(event, ev.StartupMeasured) and startup_report.has_phases(event)
     ]
 
 

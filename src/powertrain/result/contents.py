@@ -263,7 +263,7 @@ def _about(facts: Sequence[ev.Event]) -> tuple[tuple[str, str], ...]:
     attempts = [fact for fact in facts if isinstance(fact, ev.AttemptStarted)]
     own = [fact for fact in attempts if fact.time >= begun]
     ended = next((f for f in reversed(facts) if isinstance(f, (ev.Ended, ev.RunStarted))), None)
-    measured = [f for f in facts if isinstance(f, ev.StartupMeasured) and report.is_told(f)]
+    measured = [f for f in facts if isinstance(f, ev.StartupMeasured) and report.has_phases(f)]
     pairs = [("started", time.strftime("%Y-%m-%d %H:%M", time.localtime(begun)))] if starts else []
     if isinstance(ended, ev.Ended):
         pairs += [("took", duration(ended.seconds)), ("rows", f"{ended.rows:,}")]

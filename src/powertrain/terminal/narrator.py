@@ -56,7 +56,7 @@ class Narrator:
                 lines += self._slots_waited(event)
             case ev.WorkerStarted() if self._verbose > 1:
                 lines.append(self._own(f"rank {event.rank} is up: process {event.pid} on {event.host}"))
-            case ev.StartupMeasured() if startup_report.is_told(event):
+            case ev.StartupMeasured() if startup_report.has_phases(event):
                 lines += self._startup_measured(event)
             case ev.AttemptStarted():
                 self._last_progress, self._last_late = -math.inf, None
@@ -138,7 +138,7 @@ class Narrator:
         lines = [self._own(startup_report.line(event))]
         if self._verbose > 1:
             lines += [Line("  " + text) for text in startup_report.table(event)]
-        return lines + [self._own(f"of the start-up, {text}") for text in startup_report.advice(event)]
+        return lines + [self._own(f"start-up: {text}") for text in startup_report.advice(event)]
 
     def _committed(self, event: ev.Committed) -> list[Line]:
         """Return a line for a rare commit; frequent ones are added to the next progress line."""

@@ -81,7 +81,7 @@ class _Peer:
         #: True once a message of it could not be read: nothing of it is read from then on.
         self.is_refused = False
         #: True once it was logged that there was no memory for a message of it.
-        self.is_told = False
+        self.has_warned_of_memory = False
         #: The descriptor of its connection, -1 while it has none.
         self.descriptor = -1
 
@@ -157,7 +157,7 @@ class Hub:
         self._socket = self._listening_socket()
         # A Unix socket lies in a directory that only this user can enter.
         self._unproven = UnprovenConnections() if address != "ipc" else None
-        self._told_flood = False
+        self._has_warned_of_flood = False
         self._events = self._event_socket()
         self._path = ""
         try:
@@ -216,9 +216,9 @@ class Hub:
             body = encoded(message, limits.MESSAGE_LIMIT + limits.COMMAND_ROOM)
         except TooLarge as error:
             raise EngineError(
-                f"A worker was to be sent {error.size} at once ({type(message).__name__}), and at most "
-                f"{amount(limits.MESSAGE_LIMIT)} can be. Data that the training function, its config or a backend's "
-                "function refers to is sent with it: let workers read large data from files or datasets instead."
+                f"A message to a worker is too large: {error.size} ({type(message).__name__}); the limit is "
+                f"{amount(limits.MESSAGE_LIMIT)}. Objects that the training function, its config or a backend hook "
+                "refers to are pickled with it. Load large data in the workers, from files or datasets."
             ) from error
         self._outbox.append((public, body))
         self._wake.set()
@@ -398,8 +398,8 @@ class Hub:
     def _bound_unproven(self, unproven: UnprovenConnections) -> None:
         """Close the oldest connections that have proved no key, where there are more than workers can explain."""
         expected = max(0, len(self._peers) - len(self._connected))
-        if unproven.close_beyond(MOST_UNPROVEN + expected) and not self._told_flood:
-            self._told_flood = True
+        if unproven.close_beyond(MOST_UNPROVEN + expected) and not self._has_warned_of_flood:
+            self._has_warned_of_flood = True
             self._rejected(
                 f"More than {MOST_UNPROVEN} connections to {self.endpoint} have not proved that they are of this run; "
                 "the oldest are closed. A port scanner or another program may use the port: close it to other "
@@ -419,8 +419,8 @@ class Hub:
             self._answer_over(peer, route)  # so that it can be notified
             self._refuse(sender, peer, str(problem))
         except MemoryError:  # it comes again, and there may be room by then
-            if not peer.is_told:
-                peer.is_told = True
+            if not peer.has_warned_of_memory:
+                peer.has_warned_of_memory = True
                 self._rejected(f"No memory is left for a message of {peer}; it is sent again.")
 
     def _connects(self, sender: bytes, peer: _Peer, descriptor: int) -> None:
@@ -467,8 +467,8 @@ class Hub:
         # Part of it may be the sender's own text.
         why = ascii(problem)[1:-1][:_LONGEST_REASON]
         sentence = (
-            f"A message of {peer} cannot be read: {why}. A value that the rank sent was not checked before, which is a "
-            "fault of Powertrain, or something else uses the rank's keys."
+            f"A message of {peer} cannot be read: {why}. This is a bug in Powertrain (please report it with the rank's "
+            "log), or another process uses the keys of the rank's connection."
         )
         if self._refused is None:
             self._rejected(sentence)

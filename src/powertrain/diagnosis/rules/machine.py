@@ -249,28 +249,28 @@ def _stolen_cores(samples: Mapping[int, Samples]) -> list[Finding]:
 
     As with :func:`_others_on_the_machine`, its severity follows from the findings that it explains.
     """
-    robbed = [on_host for on_host in by_host(samples).values() if _is_robbed(on_host)]
-    if not robbed:
+    affected = [on_host for on_host in by_host(samples).values() if _has_cpu_steal(on_host)]
+    if not affected:
         return []
-    worst = max(robbed, key=lambda on_host: _mean(on_host, "stolen") / _cores(on_host))
+    worst = max(affected, key=lambda on_host: _mean(on_host, "stolen") / _cores(on_host))
     stolen, cores = _mean(worst, "stolen"), _cores(worst)
-    hosts = _hosts(chain(*robbed))
+    hosts = _hosts(chain(*affected))
     return [
         Finding(
             kind="cpu_stolen",
             severity="info",
-            summary=f"Of the {cores:.0f} cores{words.hosts(hosts)}, {stolen:.1f} are taken away when they are needed: "
-            "it is a virtual machine, and others on the same hardware get them. Ranks are delayed at any moment.",
-            action="Use a kind of machine whose cores are not shared, or another one of this kind; other findings "
-            "may change once it is gone.",
-            ranks=_ranks_on(robbed),
+            summary=f"CPU steal: the hypervisor gives {stolen:.1f} of the {cores:.0f} cores{words.hosts(hosts)} to "
+            "other virtual machines, which delays ranks in any phase.",
+            action="Use an instance type with dedicated cores, or another host; other findings may change without CPU "
+            "steal.",
+            ranks=_ranks_on(affected),
             hosts=hosts,
             evidence={"cores": cores, "stolen_cores": stolen},
         )
     ]
 
 
-def _is_robbed(ranks: Sequence[Samples]) -> bool:
+def _has_cpu_steal(ranks: Sequence[Samples]) -> bool:
     return _were_looked_at(ranks) and _mean(ranks, "stolen") >= _STOLEN * _cores(ranks)
 
 

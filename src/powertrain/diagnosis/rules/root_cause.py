@@ -49,7 +49,7 @@ def _comes_and_goes(cause: Finding, echo: Finding) -> bool:
     return float(echo.evidence.get("late_in") or 0.0) < _EVERY_STEP
 
 
-def _robs_enough(cause: Finding, echo: Finding) -> bool:
+def _steal_explains_cost(cause: Finding, echo: Finding) -> bool:
     """Return whether stolen cores can cost that much: a missing core delays all ranks, so that more is lost than was
     stolen, but not much more, and not by ranks on other hosts."""
     stolen = float(cause.evidence.get("stolen_cores") or 0.0) / float(cause.evidence.get("cores") or 1.0)
@@ -130,7 +130,11 @@ _RULES = (
     _Rule(frozenset({"input_bound"}), frozenset({"alternating_straggler"}), _in_same_phase),
     _Rule(frozenset({"machine_shared"}), frozenset({"collective_bound"}), _always),
     _Rule(frozenset({"machine_shared"}), frozenset({"alternating_straggler"}), _comes_and_goes),
-    _Rule(frozenset({"cpu_stolen"}), frozenset({"collective_bound", "alternating_straggler"}), _robs_enough),
+    _Rule(
+        frozenset({"cpu_stolen"}),
+        frozenset({"collective_bound", "alternating_straggler"}),
+        _steal_explains_cost,
+    ),
     _Rule(
         frozenset({"host_memory_leak"}), frozenset({"memory_pressure", "memory_imbalance"}), _meets_on("host")
     ),

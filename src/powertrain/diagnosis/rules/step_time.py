@@ -79,12 +79,15 @@ def _is_burst(spike: spikes.Periodic) -> bool:
 
 def _too_few(run: SteadySteps) -> Finding:
     count = len(run.steps)
-    said = f"only {count} step{'s' if count > 1 else ''}" if count else "no step"
+    recorded = f"Only {count} step{'s were' if count > 1 else ' was'} recorded on all ranks"
+    late = f"{len(run.numbers)} of them after start-up: too few for a diagnosis."
     return Finding(
         kind="incomplete",
         severity="info",
-        summary=f"All ranks together recorded {said}, of which {len(run.numbers)} after start-up: too few to judge.",
-        action=f"Train for at least {2 * LEAST_STEPS} steps to have the run's speed judged.",
+        summary=f"{recorded}, {late}"
+        if count
+        else "No training step was recorded, so there is no speed to judge.",
+        action=f"Train for at least {2 * LEAST_STEPS} steps to get a diagnosis of the run's speed.",
         evidence={"steps": count, "settled": len(run.numbers)},
     )
 
@@ -283,8 +286,9 @@ def _checkpoint_bound(
         Finding(
             kind="checkpoint_bound",
             severity="critical" if part >= 0.5 else "warning",
-            summary=f"{who} is in report or saving for {seconds(each)} {rhythm}{_at(lines, 'report')}"
-            f"{', which holds the run up for' if alone else ':'} {share(part)} of its time.",
+            summary=f"{who} {'spend' if len(columns) > 1 and alone else 'spends'} {seconds(each)} {rhythm} in "
+            f"report() or saving{_at(lines, 'report')}{', which delays the run by' if alone else ':'} {share(part)} of "
+            "its time.",
             action=f"Report or save every {wanted} steps, which makes it {share(_REPORT_SHARE)} of the time, or save "
             "with save_state, which returns to training while files are uploaded to storage.",
             phase=phases.NAMES[phases.REPORT],
@@ -367,11 +371,11 @@ def _on_computing(step: float, whole: float, time: float, name: str) -> tuple[st
 
 def _on_heavy_inside(step: float, time: float, where: str) -> tuple[str, str]:
     said = (
-        f"spends {seconds(time)} of each {seconds(step)} step ({share(time / step)}) within it but beside model and "
-        f"optimizer: in loss, metrics or clipping{where}"
+        f"spends {seconds(time)} of each {seconds(step)} step ({share(time / step)}) outside model and optimizer, for "
+        f"example in loss, metrics or gradient clipping{where}"
     )
     action = (
-        f"Look at the work of the step beside model and optimizer: without it a step would take "
+        f"Reduce the work in the step outside model and optimizer: without it a step would take "
         f"{seconds(step - time)} instead of {seconds(step)}."
     )
     return said, action

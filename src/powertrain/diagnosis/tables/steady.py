@@ -28,8 +28,8 @@ DOING = {
     phases.BACKWARD: "in backward",
     phases.COLLECTIVE: "exchanging gradients or parameters",
     phases.OPTIMIZER: "in the optimizer",
-    phases.INSIDE: "inside the step beside model and optimizer (loss, metrics)",
-    phases.REPORT: "in report or saving",
+    phases.INSIDE: "in the step outside model and optimizer (loss, metrics)",
+    phases.REPORT: "in report() or saving a checkpoint",
     phases.OUTSIDE: "between steps",
 }
 #: Limit of start-up: this many steps, or this share of the run if that is more.

@@ -77,7 +77,7 @@ class CheckpointManager:
         self._begun: set[pd.Key] = set()
         #: Shares that a rank had uploaded itself before the row was complete.
         self._early: dict[pd.Key, list[ShareUploaded]] = {}
-        self._told_clash = self._told_empty = False
+        self._has_warned_of_clash = self._has_warned_of_empty = False
         #: True while the run is ending: shares that storage refuses now stay where they are, in ``left``.
         self.last_chance = False
         self.left: list[str] = []
@@ -85,7 +85,7 @@ class CheckpointManager:
         self._wants_room = 0
         #: How often each (row, rank) has requested room, and how many have yielded to each row.
         self._calls: Counter[tuple[int, int]] = Counter()
-        self._yielded: Counter[int] = Counter()
+        self._dropped: Counter[int] = Counter()
         #: The name of the checkpoint committed last, which the next refers to. The committer's thread only.
         self._parent = newest.name if newest is not None else ""
 
@@ -158,12 +158,12 @@ class CheckpointManager:
         if self._is_taken(pending):
             self.fail(pending, f"the run has a checkpoint named {name!r} already")
             return
-        if merged.clashes and not self._told_clash:
-            self._told_clash = True
+        if merged.clashes and not self._has_warned_of_clash:
+            self._has_warned_of_clash = True
             self._warn(merged.clashes[0])
         is_awaited = any(part.pending for part in parts.values())
-        if merged.is_empty and not is_awaited and not self._told_empty:
-            self._told_empty = True
+        if merged.is_empty and not is_awaited and not self._has_warned_of_empty:
+            self._has_warned_of_empty = True
             self._warn(
                 f"The checkpoint {name!r} is empty: the directories that ranks reported for row {row.number} hold no "
                 "file. It is committed as it is. Write files into the directory on at least one rank before report()."
@@ -172,11 +172,11 @@ class CheckpointManager:
         for uploaded in self._early.pop(pending.key, []):
             self.on_share_uploaded(uploaded)
         self._advance()
-        self._yielded.pop(pending.row, None)  # all ranks have had room for it
+        self._dropped.pop(pending.row, None)  # all ranks have had room for it
         for call in [call for call in self._calls if call[0] <= pending.row]:
             del self._calls[call]
         if self._wants_room > pending.row:
-            self._have_one_yield(self._wants_room)
+            self._drop_oldest_pending(self._wants_room)
 
     def _leave_out(self, attempt: Attempt, row: Row) -> None:
         """Drop shares of ranks that had been declared absent: the checkpoint of their row was made without them."""
@@ -222,8 +222,8 @@ class CheckpointManager:
         given = [part.checkpoint for _, part in sorted(parts.items()) if part.checkpoint]
         if len(set(given)) > 1:
             self._warn(
-                f"The ranks named the checkpoint of row {row} differently ({', '.join(sorted(set(given)))}); "
-                f"{given[0]!r} is taken."
+                f"The ranks gave the checkpoint of row {row} different names ({', '.join(sorted(set(given)))}); the "
+                f"name of the lowest rank, {given[0]!r}, is used."
             )
         name = wanted = contents.final_name(row, given[0] if given else "", self._tag)
         number = 1
@@ -272,7 +272,7 @@ class CheckpointManager:
         if pending is not None:
             pending.trouble, pending.place = message.reason, message.place
 
-    def will_never_come(self, shares: Iterable[UploadShare], why: str) -> None:
+    def fail_lost_shares(self, shares: Iterable[UploadShare], why: str) -> None:
         """Fail the checkpoints of shares that are lost with their uploader."""
         for share in list(shares):
             pending = self._pending.get((share.attempt, share.row))
@@ -282,29 +282,29 @@ class CheckpointManager:
     def rank_ended(self, attempt: int, rank: int) -> None:
         """Fail checkpoints whose user's upload function had not finished in a rank that is gone."""
         self._calls.clear()  # of an attempt that is over; ranks that still wait call again
-        self._yielded.clear()
+        self._dropped.clear()
         for pending in self.pending:
             part = pending.parts.get(rank)
             if pending.attempt == attempt and part is not None and part.pending and rank in pending.awaited:
                 self.fail(pending, f"rank {rank} ended before its checkpoint_upload_fn had returned")
 
-    def yield_to(self, row: int, rank: int = 0) -> None:
-        """The staging area of ``rank`` is full: the oldest that is not being committed makes room for that of ``row``.
+    def make_staging_room(self, row: int, rank: int = 0) -> None:
+        """Drop the oldest checkpoint that is not being committed, so that ``rank`` can stage the checkpoint of ``row``.
 
-        Ranks are full at about the same time, and a checkpoint that yields makes room on all: a rank's second call for
-        a row is answered by the second that yields to that row, whichever rank called first.
+        Ranks are full at about the same time, and a dropped checkpoint makes room on all: a rank's second call for a
+        row is answered by the second checkpoint dropped for that row, whichever rank called first.
         """
         self._calls[row, rank] += 1
-        if self._calls[row, rank] > self._yielded[row]:
-            self._have_one_yield(row)
+        if self._calls[row, rank] > self._dropped[row]:
+            self._drop_oldest_pending(row)
 
-    def _have_one_yield(self, row: int) -> None:
-        """Have the oldest yield. A rank's call for room can overtake its reports: then the first to become pending
-        yields."""
-        pending = pd.to_yield(self._pending, row)
+    def _drop_oldest_pending(self, row: int) -> None:
+        """Drop the oldest. A rank's call for room can overtake its reports: then the first to become pending is
+        dropped."""
+        pending = pd.next_to_drop(self._pending, row)
         self._wants_room = row if pending is None else 0
         if pending is not None:
-            self._yielded[row] += 1
+            self._dropped[row] += 1
             waited = self._clock() - pending.since
             why = f" ({pending.trouble})" if pending.trouble else ""
             self.fail(

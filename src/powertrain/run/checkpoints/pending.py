@@ -116,7 +116,7 @@ def ready_to_commit(pending: Mapping[Key, PendingCheckpoint]) -> PendingCheckpoi
     return oldest
 
 
-def to_yield(pending: Mapping[Key, PendingCheckpoint], row: int) -> PendingCheckpoint | None:
+def next_to_drop(pending: Mapping[Key, PendingCheckpoint], row: int) -> PendingCheckpoint | None:
     """Return the checkpoint that makes room for that of ``row``: the oldest that is not being committed."""
     candidates = [p for p in pending.values() if not p.committing and p.row < row]
     return min(candidates, key=lambda p: p.key, default=None)

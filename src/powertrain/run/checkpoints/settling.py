@@ -141,11 +141,11 @@ class Settling:
 
     def on_staging_full(self, member: Member, message: StagingFull) -> None:
         if self._run.spec.checkpoints.on_full == "replace":
-            self._run.checkpoints.yield_to(message.row, member.rank)
+            self._run.checkpoints.make_staging_room(message.row, member.rank)
         else:
             self._run.warn(
-                f"The staging area of rank {member.rank} is full ({message.limit:,} bytes); report waits until the "
-                "storage has taken an older checkpoint.",
+                f"The staging area of rank {member.rank} is full ({message.limit:,} bytes): report() blocks until an "
+                'older checkpoint is uploaded. CheckpointConfig(on_full="replace") drops the older one instead.',
                 member.rank,
             )
 
@@ -237,8 +237,6 @@ class Settling:
         for checkpoint in checkpoints.pending:
             why = f" ({checkpoint.trouble})" if checkpoint.trouble else ""
             if checkpoints.last_chance:
-                checkpoints.leave(checkpoint, f"the storage did not take it in time{why}")
+                checkpoints.leave(checkpoint, f"its upload did not finish in time{why}")
             else:
-                checkpoints.fail(
-                    checkpoint, f"the storage did not take it before the run was started again{why}"
-                )
+                checkpoints.fail(checkpoint, f"its upload did not finish before the restart{why}")

@@ -44,7 +44,10 @@ def after_failure(
             "retry", f"failure {number} of the {max_failures} that max_failures allows", delay
         )
     if max_failures == 0:
-        return FailureDecision("give_up", "no restart was asked for (FailureConfig(max_failures=0))")
+        return FailureDecision(
+            "give_up",
+            "the run is not restarted with FailureConfig(max_failures=0); max_failures=N allows N restarts",
+        )
     return FailureDecision("give_up", f"failure {number} is more than max_failures={max_failures} allows")
 
 
@@ -75,7 +78,10 @@ def after_loss(
         )
     number = losses_since_commit + 1
     if number < LOSS_LIMIT:
-        return FailureDecision("retry", f"a loss is not a failure; loss {number} since the last commit")
+        return FailureDecision(
+            "retry",
+            f"lost workers do not count as failures (loss {number} since the last checkpoint; {LOSS_LIMIT} end a run)",
+        )
     return FailureDecision("give_up", f"{number} losses without a committed checkpoint between them")
 
 

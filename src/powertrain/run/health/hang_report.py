@@ -160,7 +160,7 @@ def _silent(state: RankState, own: ProcessStack | None) -> _Stand:
         return _Stand("is", f"in an uninterruptible disk wait{at}", frame)
     if outside is not None:
         return _Stand("is", f"in C code that holds Python's lock{at}", frame, kernel)
-    return _Stand("has", f"not been heard of for {_seconds(state.unheard)}{at}", frame, kernel)
+    return _Stand("has", f"sent no heartbeat for {_seconds(state.unheard)}{at}", frame, kernel)
 
 
 def _in_loader(where: Where, children: Sequence[ProcessStack]) -> _Stand:
@@ -242,7 +242,7 @@ def _source(frame: Frame) -> str:
 
 def _call(where: Where) -> str:
     if where.call in ("backward", "_engine_run_backward"):
-        return "the averaging of gradients"
+        return "the gradient all-reduce"
     return f"the {where.call}" if where.call else "a collective"
 
 
@@ -294,14 +294,14 @@ def _why_they_wait(blame: Blame, by_rank: Mapping[int, RankState]) -> str:
     line = f" ({_line(first.frame)})" if first.frame else ""
     wait = "wait" if many else "waits"
     row = awaited_row(first)
+    have = "has" if len(blame.culprits) == 1 else "have"
     if row is not None:
-        have = "has" if len(blame.culprits) == 1 else "have"
         return f"{_capital(who)} {wait} for row {row}{line}, which {culprits} {have} not reported."
     if at_meeting(first):
-        return f"{_capital(culprits)} never came to the {first.awaits} that {who} {wait} at{line}."
+        return f"{_capital(culprits)} {have} not reached the {first.awaits} that {who} {wait} at{line}."
     where = first.beat.where if first.beat else None
     if where is not None and first.inside == "collective":
-        return f"{_capital(culprits)} never came to {_call(where)} that {who} {wait} in{line}."
+        return f"{_capital(culprits)} {have} not entered {_call(where)} that {who} {wait} in{line}."
     least = min(by_rank[rank].collectives for rank in blame.culprits)
     began = f"{who} began {first.collectives} collectives, {culprits} only {least}"
     return f"{_capital(who)} {wait} for {culprits}{line}: {began}."
@@ -323,10 +323,10 @@ def _tell_gone(blame: Blame, by_rank: Mapping[int, RankState], stacks: Stacks, s
     waits = " ".join(part for part in (_capital(who), wait, call, place) if part)
     lines = [
         _headline(blame, by_rank, seconds),
-        f"{waits}; {over} {has} returned and will never come{counts}.",
+        f"{waits}; {over} {has} returned from the training function and will not take part{counts}.",
     ]
     if counts:
-        lines.append(f"Either {over} left a collective out, or {who} made one too many.")
+        lines.append(f"Either {over} skipped a collective, or {who} called an extra one.")
     return lines
 
 
@@ -363,7 +363,7 @@ def _tell_all_came(
         lines = [f"{headline} All ranks are inside a collective, but not the same one."]
         return lines + _places(blame.waiting, by_rank, stacks, _LINES - 1)
     return [
-        f"{headline} All ranks have come to {_call(where)} at {_line(where.frame)}, and it does not end.",
+        f"{headline} All ranks are inside {_call(where)} at {_line(where.frame)}, but it does not complete.",
         "No single rank is to blame: it is the network between them, or a deadlock below Python.",
     ]
 
@@ -376,7 +376,7 @@ def _places(ranks: Sequence[int], by_rank: Mapping[int, RankState], stacks: Stac
     lines = [_sentence(members, stand) for stand, members in groups.items()]
     if len(lines) > room:
         hidden = [rank for members in list(groups.values())[room - 1 :] for rank in members]
-        lines = [*lines[: room - 1], f"{_capital(rank_names(hidden))} stand elsewhere: see their stacks."]
+        lines = [*lines[: room - 1], f"{_capital(rank_names(hidden))} are at other lines: see their stacks."]
     return lines
 
 

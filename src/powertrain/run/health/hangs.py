@@ -52,7 +52,10 @@ class StacksSampled:
 
 
 class Hangs:
-    """The watch over one attempt at a time. The controller's thread only, but for ``_sample_from_outside``."""
+    """Hang detection for one attempt at a time.
+
+    Called on the controller's thread only; stacks are sampled and written on threads of their own.
+    """
 
     def __init__(
         self,
@@ -199,7 +202,7 @@ class Hangs:
     def behind_timeout(self, member: Member) -> list[ev.WorkerFailure]:
         """Return the failures of the ranks that a collective of ``member`` waited for until it timed out.
 
-        Call it before ``ended``: from then on the rank counts as one that waits for no other.
+        Call it before the rank is noted as ended: an ended rank no longer counts as waiting for others.
         """
         if self._dog is None or self._attempt is None or member.attempt is not self._attempt:
             return []

@@ -55,7 +55,7 @@ class Recovery:
         elif event.code == 0 and run.spec.runs_scripts and attempt.phase == phases.TRAINING:
             self._reports.on_outcome(member, Outcome(status="returned"))  # by os._exit(0)
         elif event.code < 0 and member.placement.slot.id in run.noticed_slots:
-            self._lose(member, f"rank {member.rank} was ended after it had been asked to end")
+            self._lose(member, f"rank {member.rank} was ended after a preemption notice")
         else:
             self.fail(member, failures.died(member, event, run.hub.endpoint))
 
@@ -89,7 +89,7 @@ class Recovery:
         self._reports.recover(member, event)
         run.telemetry.on_rank_gone(member, event)
         run.checkpoints.rank_ended(member.attempt.number, member.rank)
-        run.checkpoints.will_never_come(
+        run.checkpoints.fail_lost_shares(
             run.uploaders.rank_ended(member),
             f"rank {member.rank} ended while it uploaded its share of the checkpoint",
         )

@@ -247,7 +247,7 @@ def _union(sets: Iterable[frozenset[int]]) -> set[int]:
 
 
 def _for_those_gone(gone: set[int], live: list[int], waits: Mapping[int, frozenset[int]]) -> Blame:
-    """Blame the smaller party: either the ended ranks left a collective out, or the waiting ranks made one too many."""
+    """Blame the smaller party: either the ended ranks skipped a collective, or the waiting ranks called one more."""
     waiting = _leading_to(gone, live, waits)
     over = tuple(sorted(gone))
     if len(waiting) < len(over):

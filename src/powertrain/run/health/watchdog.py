@@ -3,9 +3,9 @@
 A rank *moves* when its reports, optimizer steps or batches grow. A rank that has not moved for longer than is usual
 stands still; ``waits`` finds the rank to blame, if there is one. Then, in this order::
 
-    Suspect  at 0.8 of the time: request stacks, so that they have arrived when they are needed
-    Notice   tell the user which ranks wait, which never arrived, and where
-    Act      end the culprits after a long further delay
+    Suspect    after 0.6 of the time to a notice: request stacks, so that they have arrived by then
+    Notice     warn the user which ranks wait, which have not arrived, and at which line
+    Act        end the culprits after a long further delay
     Withdrawn  it moves again; a place where that happens may take longer from then on
 
 The owner of a :class:`Watchdog` calls ``poll`` at ``due`` and carries out the decision.
@@ -41,7 +41,7 @@ _STEPS = 5.0
 _SUSPECT_PART = 0.6
 #: The part of it after which a rank has stopped too, when another one is noticed.
 _STOPPED_PART = 0.8
-#: The part of ``NOTICE_DELAY_S`` that is left to get them.
+#: The part of ``NOTICE_DELAY_S`` that ranks have to send the requested stacks.
 _STACKS_PART = 0.2
 #: Seconds that the set-up and the first step may take while no rank waits for them.
 SET_UP_TIMEOUT_S = 30.0

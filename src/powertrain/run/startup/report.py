@@ -15,7 +15,7 @@ _DOMINATES, _DOMINATES_SECONDS = 0.4, 2.0
 #: Ranks that a table has a column for; of more it has the fastest, the median and the slowest.
 _COLUMNS = 8
 #: A process with other threads is not forked: what it has imported is imported again.
-_IN_TIME = "and no other thread runs by then, workers are forked from a process that has it"
+_IN_TIME = "before fit(), and start no threads before it: workers are then forked with it already loaded"
 
 
 def line(fact: StartupMeasured) -> str:
@@ -24,8 +24,8 @@ def line(fact: StartupMeasured) -> str:
     return f"{_headline(fact)}: {_told(fact.path, fact.seconds)}{last}"
 
 
-def is_told(fact: StartupMeasured) -> bool:
-    """Return False for facts of old journals, which are about one phase of one rank."""
+def has_phases(fact: StartupMeasured) -> bool:
+    """Return True where the fact has all phases of a start; facts of old journals have one phase of one rank."""
     return bool(fact.path)
 
 
@@ -61,13 +61,13 @@ def advice(fact: StartupMeasured) -> list[str]:
     # Elsewhere workers come from a process that knows nothing of the script's own.
     is_forked = bool(fact.forks_driver) and not fact.runs_script
     if is_forked and not fact.torch_was_loaded and (took := _dominating(fact, timeline.IMPORTS)) is not None:
-        said.append(f"{took} went into imports. Where the script imports torch before fit(), {_IN_TIME}")
+        said.append(f"{took} went into imports. Import torch in the script {_IN_TIME}")
     if (took := _dominating(fact, timeline.SLOTS)) is not None and fact.waited_for:
         said.append(f"{took} went into waiting for slots: {fact.waited_for}")
     if is_forked and fact.loaded and (took := _dominating(fact, timeline.FUNCTION)) is not None:
         said.append(
-            f"{took} went into loading the function; most of what it loads is of {fact.loaded}: where the script "
-            f"imports that before fit(), {_IN_TIME}"
+            f"{took} went into loading the training function, mostly the package {fact.loaded}. Import it in the "
+            f"script {_IN_TIME}"
         )
     return said
 

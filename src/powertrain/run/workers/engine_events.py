@@ -67,7 +67,7 @@ class EngineEvents:
         if run.uploaders.owns_slot(event.slot.id):
             why = "the uploader process of its node ended several times in a row; its log may show why"
             run.uploaders.on_uploader_gone(
-                event.slot, lambda share: run.checkpoints.will_never_come([share], why)
+                event.slot, lambda share: run.checkpoints.fail_lost_shares([share], why)
             )
             return True
         return False
