@@ -294,4 +294,4 @@ def test_advice_is_given_where_one_phase_has_most_of_a_long_start() -> None:
     assert slots == "30.0 s went into waiting for slots: waiting for 1 GPU held by run x"
     (function,) = report.advice(told({"function": 8.1}, loaded="transformers", forks_driver=True))
     assert "mostly the package transformers" in function
-    assert "no other thread runs" in function
+    assert "start no threads" in function

@@ -219,8 +219,8 @@ def test_a_missed_all_reduce_names_who_has_returned_and_the_line_where_the_other
     verdict = verdict_of(run)
     assert (verdict.culprits, verdict.waiting, verdict.frame) == ((1,), (0,), IN_ALL_REDUCE.frame)
     assert (
-        "Rank 0 waits in all_reduce at /home/me/train.py:41: dist.all_reduce(loss); rank 1 has returned and will "
-        "never come (it began 50 collectives, rank 0 51)." in verdict.message
+        "Rank 0 waits in all_reduce at /home/me/train.py:41: dist.all_reduce(loss); rank 1 has returned from the "
+        "training function and will not take part (it began 50 collectives, rank 0 51)." in verdict.message
     )
 
 
