@@ -61,6 +61,35 @@ def test_a_busy_device_is_healthy() -> None:
     assert troubles({"activity": activity(0.85 * STEP)}) == []
 
 
+def test_a_window_of_a_batch_of_another_size_says_nothing() -> None:
+    assert troubles({"activity": activity(0.2 * STEP, seconds=0.3 * STEP)}) == []
+    assert troubles({"activity": activity(0.2 * STEP, seconds=1.5 * STEP)}) == ["launch_bound"], (
+        "the profiler's own cost"
+    )
+
+
+def test_work_of_the_host_that_launches_little_is_not_called_slow_launching() -> None:
+    assert troubles({"activity": activity(0.2 * STEP, kernels=40)}) == []
+
+
+def test_a_wait_between_steps_while_the_device_works_is_a_wait_and_no_work_of_the_host() -> None:
+    waits = {"waits": {"outside": 8}, "waited": {"outside": 0.010}}
+    facts = {"activity": {**activity(0.6 * STEP), **waits}}
+    found = troubles(facts, synthetic.bound(phases.OUTSIDE, 0.010))
+    assert "sync_bound" in found
+
+
+def test_lines_of_the_counted_step_alone_are_no_waits_of_every_step() -> None:
+    facts = {"activity": activity(0.8 * STEP), "operators": {"waiting": [waiting(seconds=0.02)]}}
+    assert troubles(facts) == []
+
+
+def test_the_wait_of_a_gradient_scaler_is_not_the_optimizers_own_time() -> None:
+    slow = {"waits": {"optimizer": 1}, "waited": {"optimizer": 0.012}, "busy_by_phase": {"optimizer": 0.0005}}
+    facts = {"activity": {**activity(0.85 * STEP), **slow}, "operators": {"optimizer_operators": 150}}
+    assert "unfused_optimizer" not in troubles(facts, synthetic.bound(phases.OPTIMIZER, 0.012))
+
+
 def test_a_device_that_waits_for_batches_is_not_bound_by_launches() -> None:
     assert troubles({"activity": activity(0.9 * STEP)}, synthetic.bound(phases.INPUT, 0.05)) == [
         "input_bound"
@@ -133,12 +162,18 @@ def test_spikes_of_the_host_are_no_finding_while_the_device_is_always_busy() -> 
     spike = synthetic.every(20, phases.OUTSIDE, 0.03)
     assert troubles({}, spike) == ["periodic_spike"]
     assert troubles({"activity": activity(STEP + 0.0015)}, spike) == []
+    assert "periodic_spike" in troubles({"activity": activity(0.93 * STEP)}, spike), (
+        "a loss for the device, too"
+    )
 
 
 def test_broken_graphs_explain_an_idle_device_and_alone_need_no_action() -> None:
     facts = {"graph_breaks": {"Failed to trace builtin operator: print": 1}}
     assert troubles(facts) == []
-    assert troubles({**facts, "activity": activity(0.2 * STEP)}) == ["graph_breaks"]
+    compiled = {**facts, "activity": activity(0.2 * STEP), "operators": {"operators": 200}}
+    assert troubles(compiled) == ["graph_breaks"]
+    eager = {**facts, "activity": activity(0.2 * STEP), "operators": {"operators": 680}}
+    assert troubles(eager) == ["launch_bound"], "of which torch.compile compiles next to nothing"
 
 
 def test_recompilations_that_cost_more_than_slow_launches_explain_them() -> None:

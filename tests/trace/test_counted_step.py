@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.flop_counter import FlopCounterMode
 
 from powertrain.trace.device.counted_step import CountedStep
+from powertrain.trace.recording import phases
 from powertrain.trace.recording.recorder import Recorder
 
 
@@ -122,3 +123,19 @@ def test_an_operator_that_fails_fails_as_without_the_count(loop: Loop) -> None:
         torch.ones(2, 3) @ torch.ones(2, 3)
     loop.step()
     assert loop.counted_flops() == expected(loop)
+
+
+def test_operators_of_a_closure_are_not_the_optimizers(loop: Loop) -> None:
+    for _ in range(2):
+        loop.step()
+    optimizer = loop.optimizers[0]
+    loop.recorder.optimizer_begins(optimizer)
+    depth = loop.recorder.enter(phases.FORWARD)
+    loop.compute()
+    loop.recorder.leave(depth)
+    torch.ones(2).add_(1)
+    loop.recorder.optimizer_ended(optimizer)
+    counted = loop.count.counted
+    assert counted is not None
+    assert counted.optimizer_operators == 2, "ones and add_"
+    assert counted.operators > 10

@@ -33,6 +33,7 @@ def test_kernels_belong_to_the_phase_that_launched_them_however_late_they_run() 
         ],
         PHASES,
         1,
+        1e-4,
         end=200 * US,
     )
     assert found is not None
@@ -42,7 +43,7 @@ def test_kernels_belong_to_the_phase_that_launched_them_however_late_they_run() 
 
 
 def test_overlapping_kernels_are_busy_time_once() -> None:
-    found = summarize([kernel(0, 10), kernel(5, 10), kernel(30, 10)], PHASES, 2, end=200 * US)
+    found = summarize([kernel(0, 10), kernel(5, 10), kernel(30, 10)], PHASES, 2, 1e-4, end=200 * US)
     assert found is not None
     assert found.busy == pytest.approx(25e-6 / 2)
 
@@ -59,6 +60,7 @@ def test_waits_are_counted_by_phase_and_those_of_the_profiler_are_left_out() -> 
         ],
         PHASES,
         1,
+        1e-4,
         end=200 * US,
     )
     assert found is not None
@@ -72,15 +74,15 @@ def test_copies_are_no_kernels_and_are_summed_by_direction() -> None:
         kernel(10, 2, name="Memcpy DtoH (Device -> Pinned)"),
         kernel(20, 1, name="Memset (Device)"),
     ]
-    found = summarize(copies, PHASES, 1, end=200 * US)
+    found = summarize(copies, PHASES, 1, 1e-4, end=200 * US)
     assert found is not None
     assert found.kernels == 0
     assert (found.to_device, found.to_host) == pytest.approx((4e-6, 2e-6))
 
 
 def test_a_device_that_did_nothing_has_no_times() -> None:
-    assert summarize([call("cudaLaunchKernel", 1, 1)], PHASES, 1, end=200) is None
-    assert summarize([kernel(1, 1)], PHASES, 0, end=200) is None
+    assert summarize([call("cudaLaunchKernel", 1, 1)], PHASES, 1, 1e-4, end=200) is None
+    assert summarize([kernel(1, 1)], PHASES, 0, 1e-4, end=200) is None
 
 
 INTERVALS = st.lists(

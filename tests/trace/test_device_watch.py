@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 from unittest import mock
 
@@ -12,6 +13,7 @@ import torch
 from powertrain.trace.device import activity_window
 from powertrain.trace.device.activity_window import ActivityWindow
 from powertrain.trace.device.watch import DeviceWatch
+from powertrain.trace.recording import patch_choice, patches
 from powertrain.trace.recording.cuda import DeviceTimer
 from powertrain.trace.recording.recorder import Recorder
 
@@ -121,6 +123,8 @@ class Profiler:
 @pytest.fixture
 def profiler(monkeypatch: pytest.MonkeyPatch) -> type[Profiler]:
     monkeypatch.setattr(Profiler, "made", [])
+    monkeypatch.setattr(activity_window, "_others", threading.Event())
+    monkeypatch.setattr(activity_window, "_disable", lambda: Profiler.made[-1].__exit__())
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.autograd.profiler, "profile", Profiler)
@@ -131,6 +135,7 @@ def test_a_window_is_opened_after_some_steps_and_closed_by_the_same_optimizer(
     recorder: Recorder, profiler: type[Profiler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(activity_window, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(activity_window, "_LEAST_STEPS", 1)
     generator, critic = object(), object()
     window = ActivityWindow(recorder, after=2)
     step(recorder, generator)
@@ -182,6 +187,89 @@ def test_a_program_under_nvidias_profilers_is_left_alone(
     window = ActivityWindow(recorder, after=1)
     with mock.patch.dict(os.environ, {name: "1"}):
         step(recorder)
+    assert not profiler.made
+    assert not recorder.at_step_end
+    window.close()
+
+
+def test_a_window_makes_way_for_the_users_profiler_and_none_is_taken_any_more(
+    recorder: Recorder, profiler: type[Profiler]
+) -> None:
+    window = ActivityWindow(recorder, after=1)
+    step(recorder)
+    assert activity_window.is_any_open()
+    activity_window.make_way()
+    assert profiler.made[0].is_left
+    assert not activity_window.is_any_open()
+    later = ActivityWindow(recorder, after=1)
+    step(recorder)
+    assert len(profiler.made) == 1
+    window.close()
+    later.close()
+
+
+def test_a_profiler_that_the_loop_starts_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(activity_window, "make_way", lambda: calls.append("made way"))
+    patches.install(Recorder(), patch_choice.choose("auto"))
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            torch.ones(1) + 1
+    finally:
+        patches.uninstall()
+    assert calls
+    calls.clear()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        torch.ones(1) + 1
+    assert not calls, "restored with the other patches"
+
+
+def test_nothing_is_started_or_stopped_while_a_graph_is_captured(
+    recorder: Recorder, profiler: type[Profiler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity_window, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(activity_window, "_LEAST_STEPS", 1)
+    window = ActivityWindow(recorder, after=1)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    step(recorder)
+    assert not profiler.made
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    step(recorder)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    step(recorder)
+    assert not profiler.made[0].is_left
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    step(recorder)
+    assert profiler.made[0].is_left
+    window.close()
+
+
+def test_of_ranks_that_are_threads_of_one_process_one_has_the_profiler_at_a_time(
+    recorder: Recorder, profiler: type[Profiler]
+) -> None:
+    window = ActivityWindow(recorder, after=1)
+    step(recorder)
+    others: list[bool] = []
+
+    def other_rank() -> None:
+        mine = Recorder()
+        mine.time_on(lambda: DeviceTimer(Event, lambda event: None, index=0))
+        waiting = ActivityWindow(mine, after=1)
+        step(mine)
+        others.append(len(profiler.made) == 1 and bool(mine.at_step_end))
+        waiting.close()
+
+    thread = threading.Thread(target=other_rank)
+    thread.start()
+    thread.join()
+    assert others == [True]
+    assert activity_window.is_any_open(), "the first is still open"
+    window.close()
+
+
+def test_a_step_of_too_many_operators_is_not_recorded(recorder: Recorder, profiler: type[Profiler]) -> None:
+    window = ActivityWindow(recorder, after=1, is_too_large=lambda: True)
+    step(recorder)
     assert not profiler.made
     assert not recorder.at_step_end
     window.close()

@@ -46,6 +46,11 @@ def test_an_address_that_is_used_again_belongs_to_the_new_line() -> None:
     assert [one["where"] for one in kept_lines(events, ENDS, JUDGE)] == ["/home/me/train.py:8 in train"]
 
 
+def test_a_few_bytes_a_step_are_no_leak() -> None:
+    losses = [{**alloc(110, 1, 7), "size": 512}, {**alloc(210, 2, 7), "size": 512}]
+    assert kept_lines(losses, ENDS, JUDGE) == []
+
+
 def test_allocations_of_libraries_alone_name_no_line() -> None:
     events = [{**alloc(110, 1, 7), "frames": []}, {**alloc(210, 2, 7), "frames": []}]
     assert kept_lines(events, ENDS, JUDGE) == []

@@ -68,7 +68,7 @@ def loop() -> Iterator[Loop]:
 def test_a_profile_begins_after_the_window_in_which_kernels_are_recorded(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activity_window, "_open", {1})
+    monkeypatch.setattr(activity_window, "_open", {1: None})
     loop.window.begin(ProfileOrder(ask=7, steps=1))
     loop.step()
     assert not torch._C._autograd._profiler_enabled()

@@ -121,11 +121,17 @@ def _all_findings(
         except Exception as error:  # a bug of ours must not break the rest of the diagnosis, nor the run
             _logger.debug("The check of %s failed.", what, exc_info=True)
             failures.append(f"The check of {what} failed ({type(error).__name__}: {error}).")
-    if device.is_saturated(run, devices):
-        found = [one for one in found if not (one.kind == "periodic_spike" and one.phase not in _COMPUTE)]
+    idle = device.idle_share(run, devices)
+    if idle is not None:  # a host that waits now and then costs no more than its device is idle
+        found = [one for one in found if not _is_hidden_spike(one, idle)]
     if not failures and not any(is_trouble(one) or _is_blind(one) for one in found):
         found.append(_uneven(run) or _healthy(run))
     return tuple(plain_finding(one) for one in fold(found)), failures
+
+
+def _is_hidden_spike(finding: Finding, idle: float) -> bool:
+    is_of_host = finding.kind == "periodic_spike" and finding.phase not in _COMPUTE
+    return is_of_host and idle < 0.9 * finding.cost
 
 
 def _kept_allocations(devices: Mapping[int, Mapping[str, Any]]) -> dict[int, Sequence[Mapping[str, Any]]]:

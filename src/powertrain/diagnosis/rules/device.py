@@ -23,11 +23,16 @@ _BESIDE = (phases.INPUT, phases.H2D, phases.COLLECTIVE, phases.REPORT, phases.OU
 #: Shares of a step from which on a device that waits for launches, or for a host that waited, is a finding.
 _LAUNCH_BOUND, _SYNC_BOUND = 0.25, 0.05
 _LEAST_SECONDS = 2e-4
-#: Busy share of a device from which on nothing but its own work matters.
-_SATURATED = 0.9
+#: Seconds before a kernel from which on the host does other work than launching it.
+_MOST_GAP = 1.5e-4
+#: Steps of the window relative to the run's that it may be compared with: they are slower under the profiler, and
+#: batches of other sizes make other steps.
+_COMPARABLE = (0.6, 2.2)
 _LEAST_KERNELS = 20
 #: Waits in a step from which on the host never runs ahead of the device.
 _MANY_WAITS = 4
+#: Waits in a step from which on they are not those of a step now and then.
+_LEAST_WAITS = 0.5
 #: Operators of an optimizer's step that updates each tensor by itself, and its share of a step.
 _OPTIMIZER_OPERATORS, _OPTIMIZER_SHARE = 100, 0.08
 #: Share of a step that products of full 32-bit floats take at the device's peak.
@@ -79,37 +84,40 @@ def find(run: SteadySteps, facts: Mapping[int, Mapping[str, Any]]) -> list[Findi
     return found
 
 
-def is_saturated(run: SteadySteps, facts: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Return whether every rank's device is always busy, so that a host that waits now and then costs nothing."""
-    if not run.enough:
-        return False
+def idle_share(run: SteadySteps, facts: Mapping[int, Mapping[str, Any]]) -> float | None:
+    """Return the largest share of the time in which a rank's device is idle; None if that is not known of all."""
+    if not run.enough or not run.steps.ranks:
+        return None
     try:
-        busy = [
-            float((facts.get(rank, {}).get("activity") or {}).get("busy") or 0.0) for rank in run.steps.ranks
-        ]
+        ranks = [_rank(run, column, facts.get(rank, {})) for column, rank in enumerate(run.steps.ranks)]
     except (AttributeError, TypeError, ValueError):  # :func:`find` says so
-        return False
-    return min(busy, default=0.0) >= _SATURATED * run.mean_step
+        return None
+    if not all(one.busy > 0 for one in ranks):
+        return None
+    return max(0.0, 1.0 - min(one.busy for one in ranks) / run.mean_step)
 
 
 def _rank(run: SteadySteps, column: int, facts: Mapping[str, Any]) -> _Rank:
     host = np.nan_to_num(run.steps.phases[run.begins :, column])
+    step = float(np.median(host.sum(axis=1)))
     activity = facts.get("activity") or {}
-    beside = {phases.NAMES[phase] for phase in (phases.INPUT, phases.H2D, phases.REPORT)}
-    lines = _waiting_lines(facts)
-    waits = {
-        name: float(count) for name, count in (activity.get("waits") or {}).items() if name not in beside
-    }
-    waited = sum(float(time) for name, time in (activity.get("waited") or {}).items() if name not in beside)
+    seconds = float(activity.get("seconds") or step)
+    if not _COMPARABLE[0] * step < seconds < _COMPARABLE[1] * step:
+        activity = {}
+    part_of_input = {phases.NAMES[phase] for phase in (phases.INPUT, phases.H2D, phases.REPORT)}
+    waits: Mapping[str, float] = activity.get("waits") or {}
+    waited: Mapping[str, float] = activity.get("waited") or {}
+    # Where the host waits for the device between steps, the device works.
+    works = sum(float(waited.get(phases.NAMES[phase], 0.0)) for phase in (phases.OUTSIDE, phases.COLLECTIVE))
     return _Rank(
         rank=run.steps.ranks[column],
         steps=len(run.steps),
-        step=float(np.median(host.sum(axis=1))),
-        beside=float(np.median(host[:, list(_BESIDE)].sum(axis=1))),
+        step=step,
+        beside=max(0.0, float(np.median(host[:, list(_BESIDE)].sum(axis=1))) - works),
         busy=float(activity.get("busy") or 0.0),
         kernels=float(activity.get("kernels") or 0.0),
-        waits=sum(waits.values()),
-        waited=max(waited, sum(float(line["seconds"]) for line in lines)),
+        waits=sum(float(count) for name, count in waits.items() if name not in part_of_input),
+        waited=sum(float(time) for name, time in waited.items() if name not in part_of_input),
         facts=facts,
     )
 
@@ -128,12 +136,13 @@ def _host_bound(rank: _Rank) -> list[Finding]:
     is_idle = (
         idle >= _LAUNCH_BOUND and rank.kernels >= _LEAST_KERNELS and rank.idle_for_host >= _LEAST_SECONDS
     )
-    found = []
     never_ahead = is_idle and rank.waits >= _MANY_WAITS
     lost = rank.lost_by_waits
-    if never_ahead or (lost >= _SYNC_BOUND * rank.step and lost >= _LEAST_SECONDS):
+    costs = rank.waits >= _LEAST_WAITS and lost >= max(_SYNC_BOUND * rank.step, _LEAST_SECONDS)
+    found = []
+    if never_ahead or costs:
         found.append(_sync_bound(rank, rank.idle_for_host if never_ahead else lost))
-    if is_idle:
+    if is_idle and rank.idle_for_host / rank.kernels <= _MOST_GAP:
         found.append(_launch_bound(rank, idle))
     return found
 
@@ -189,6 +198,7 @@ def _launch_bound(rank: _Rank, idle: float) -> Finding:
             "idle": rank.idle_for_host,
             "gap": gap,
             "kernels": rank.kernels,
+            "operators": int((rank.facts.get("operators") or {}).get("operators") or 0),
             "batch_factor": larger,
             "seconds_in_all": rank.idle_for_host * rank.steps,
             "alloc_retries": int((rank.facts.get("allocator") or {}).get("retries") or 0),
@@ -205,7 +215,10 @@ def _unfused_optimizer(run: SteadySteps, rank: _Rank) -> list[Finding]:
         return []
     column = run.steps.ranks.index(rank.rank)
     times = np.nan_to_num(run.steps.phases[run.begins :, column, phases.OPTIMIZER])
-    spent = max(float(np.median(times)), float(rank.facts["activity"]["busy_by_phase"].get("optimizer", 0.0)))
+    activity = rank.facts["activity"]
+    spent = float(activity["busy_by_phase"].get("optimizer", 0.0))
+    if rank.busy < 0.9 * rank.step:  # else the host's time is hidden behind the device's
+        spent = max(spent, float(np.median(times)) - float(activity["waited"].get("optimizer", 0.0)))
     if spent < _OPTIMIZER_SHARE * rank.step:
         return []
     return [

@@ -120,7 +120,7 @@ def _device_creep(
     for series in _device_memory(steps, samples):
         trend = _worth_telling(steady_growth(series.against, series.memory))
         if trend is None and _still_rises(steps, series.rank):
-            trend = _trend_of_lines(kept.get(series.rank, ()), series)
+            trend = _worth_telling(_trend_of_lines(kept.get(series.rank, ()), series))
         if trend:
             per_minute = trend.slope * _per_minute(series.against, series.seconds)
             full_in = _full_in(samples.get(series.rank), "gpu_memory", "gpu_memory_total", per_minute)

@@ -79,6 +79,12 @@ def _empties_its_cache(cause: Finding, echo: Finding) -> bool:
     return cause.evidence.get("where") == "device" and int(echo.evidence.get("alloc_retries") or 0) >= 3
 
 
+def _breaks_what_runs(cause: Finding, echo: Finding) -> bool:
+    """Return whether compiled code launches most of the kernels: those of other code each have an operator."""
+    operators, kernels = (float(echo.evidence.get(name) or 0.0) for name in ("operators", "kernels"))
+    return cause.severity != "info" or operators < 0.6 * kernels
+
+
 def _is_information(cause: Finding, echo: Finding) -> bool:
     return echo.severity == "info"
 
@@ -116,7 +122,7 @@ _RULES = (
     _Rule(
         frozenset({"memory_pressure", "fragmented_memory"}), frozenset({"launch_bound"}), _empties_its_cache
     ),
-    _Rule(frozenset({"graph_breaks"}), frozenset({"launch_bound", "gpu_idle"}), _always),
+    _Rule(frozenset({"graph_breaks"}), frozenset({"launch_bound"}), _breaks_what_runs),
     _Rule(
         frozenset({"unfused_optimizer", "full_float_products"}), frozenset({"compute_bound"}), _is_information
     ),

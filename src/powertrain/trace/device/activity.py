@@ -43,6 +43,8 @@ class DeviceActivity(msgspec.Struct, frozen=True, kw_only=True):
     """The device in one step, on average over a window of steps. Durations are seconds."""
 
     steps: int
+    #: Time of a step of the window on the host: longer than usual, because the profiler records.
+    seconds: float = 0.0
     #: Time in which at least one kernel or copy ran.
     busy: float
     #: The same by the phase of the loop that launched them, which ``busy`` is less than where they overlap.
@@ -57,9 +59,9 @@ class DeviceActivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(
-    activities: Iterable[Activity], phases: Sequence[tuple[int, int]], steps: int, end: int
+    activities: Iterable[Activity], phases: Sequence[tuple[int, int]], steps: int, seconds: float, end: int
 ) -> DeviceActivity | None:
-    """Return what a device did in a window of steps; None where it did nothing.
+    """Return what a device did in a window of steps of so many ``seconds`` each; None where it did nothing.
 
     ``phases`` are the times at which the loop's phase changed, and the new phases, in order; ``end`` is when the last
     step ended on the host: later calls are those of the profiler.
@@ -82,6 +84,7 @@ def summarize(
             waited[phase] += call.duration
     return DeviceActivity(
         steps=steps,
+        seconds=seconds,
         busy=covered((one.start, one.start + one.duration) for one in on_device) / steps * 1e-9,
         busy_by_phase={NAMES[phase]: time / steps * 1e-9 for phase, time in enumerate(by_phase) if time},
         kernels=sum(not one.name.startswith("Mem") for one in on_device) / steps,

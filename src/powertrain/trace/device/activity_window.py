@@ -12,10 +12,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from powertrain.trace.device.activity import Activity, DeviceActivity, summarize
 from powertrain.trace.recording import marks
+from powertrain.trace.recording.cuda import captures
 from powertrain.trace.recording.phases import COLLECTIVE, COUNT, FORWARD, INSIDE, OPTIMIZER, OUTSIDE
 
 if TYPE_CHECKING:
@@ -23,28 +26,49 @@ if TYPE_CHECKING:
 
 #: Variables that NVIDIA's own profilers set for the programs that they start: only one may record at a time.
 _OTHER_PROFILERS = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
-#: Windows that are open in this process: one at most, but for ranks that train as threads.
-_open: set[int] = set()
 #: Steps before the window: after those that compile, tune and allocate, and the one whose operators are counted.
 STEPS_BEFORE = 12
-#: The window ends with the first step after so many seconds, or after so many steps.
-_LEAST_SECONDS, _MOST_STEPS = 0.01, 8
+#: The window ends with the first step after so many seconds and steps, or after so many steps.
+_LEAST_SECONDS, _LEAST_STEPS, _MOST_STEPS = 0.01, 3, 8
 #: Change of the pace after which a new window is taken; and the most that it may cost of the time since the last.
 _CHANGE, _MOST_COST = 1.3, 0.01
-#: Seconds over which the pace is measured.
-_PACE_INTERVAL_S = 5.0
+#: Seconds over which the pace is measured, and that the end of a run waits for the reading of a window.
+_PACE_INTERVAL_S, _READING_TIMEOUT_S = 5.0, 5.0
+
+_lock = threading.Lock()
+#: The open window by thread: one in a process, because torch's profiler records the whole process.
+_open: dict[int, ActivityWindow] = {}
+#: Threads that start the profiler for a window; and whether anybody else has started it in this process.
+_starting: set[int] = set()
+_others = threading.Event()
 
 
 def is_any_open() -> bool:
-    """Return whether torch's profiler is in use by a window, for some steps. Training thread."""
+    """Return whether torch's profiler is in use by a window, for some steps."""
     return bool(_open)
+
+
+def make_way() -> None:
+    """Close this thread's window and take no other in this process: the user's own profiler starts."""
+    if get_ident() in _starting:
+        return
+    _others.set()
+    window = _open.get(get_ident())
+    if window is not None:
+        window.abandon()
 
 
 class ActivityWindow:
     """Takes windows of the recording thread's steps. An error of the profiler ends that, never a step."""
 
-    def __init__(self, recorder: Recorder, after: int = STEPS_BEFORE) -> None:
-        self._recorder, self._left = recorder, after
+    def __init__(
+        self,
+        recorder: Recorder,
+        after: int = STEPS_BEFORE,
+        is_too_large: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Create it. ``is_too_large`` returns whether a step has too many operators to record them all."""
+        self._recorder, self._left, self._is_too_large = recorder, after, is_too_large
         self._profiler: Any = None
         self._boundary = self._ended = 0
         self._tee: _PhaseChanges | None = None
@@ -75,19 +99,30 @@ class ActivityWindow:
         self._looked, pace = (steps, now), seconds / done
         if not self._pace or not self._cost:
             self._pace = pace
-        elif not 1 / _CHANGE < pace / self._pace < _CHANGE and self._cost < _MOST_COST * (
-            now - self._taken_at
+        elif (
+            not 1 / _CHANGE < pace / self._pace < _CHANGE
+            and self._cost < _MOST_COST * (now - self._taken_at)
+            and not _others.is_set()
         ):
             self._pace, self._left = pace, 1
             self._recorder.watch_step_ends(self._on_step_end)
 
     def close(self) -> None:
-        """End an open window, and wait for the reading of the last. Training thread."""
-        self._recorder.unwatch_step_ends(self._on_step_end)
-        if self._profiler is not None:
-            self._stop()
+        """Drop an open window, and wait for the reading of the last. Training thread."""
+        self.abandon()
         if self._reader is not None:
-            self._reader.join()
+            self._reader.join(_READING_TIMEOUT_S)
+
+    def abandon(self) -> None:
+        """Drop an open window without waiting for the device, which may never end its work. Training thread."""
+        self._recorder.unwatch_step_ends(self._on_step_end)
+        profiler, tee = self._profiler, self._tee
+        self._profiler = self._tee = None
+        _open.pop(get_ident(), None)
+        if tee is not None:
+            tee.close()
+        if profiler is not None:
+            _disable()
 
     @property
     def _is_open(self) -> bool:
@@ -97,33 +132,39 @@ class ActivityWindow:
 
     def _on_step_end(self, boundary: int) -> None:
         try:
-            if self._profiler is not None:
-                if boundary == self._boundary:
+            with captures.kept_out() as may_ask:
+                if not may_ask or _is_capturing():
+                    return  # what follows would end the capture of a graph
+                if self._profiler is None:
+                    self._left -= 1
+                    if self._left <= 0:
+                        self._start(boundary)
+                elif boundary == self._boundary:
                     self._ended += 1
                     is_long = time.perf_counter() - self._began >= _LEAST_SECONDS
-                    if is_long or self._ended >= _MOST_STEPS:
+                    if (is_long and self._ended >= _LEAST_STEPS) or self._ended >= _MOST_STEPS:
                         self._stop()
-            else:
-                self._left -= 1
-                if self._left <= 0:
-                    self._start(boundary)
         except Exception:  # the profiler's, never the loop's: the run has no such times then
-            self._give_up()
+            self.abandon()
 
     def _start(self, boundary: int) -> None:
-        torch = sys.modules.get("torch")
-        has_gpu = torch is not None and self._recorder.device is not None and torch.cuda.is_initialized()
-        if not has_gpu or any(name in os.environ for name in _OTHER_PROFILERS):
-            self._give_up()
+        torch: Any = sys.modules["torch"]
+        is_under_another = _others.is_set() or any(name in os.environ for name in _OTHER_PROFILERS)
+        if self._recorder.device is None or is_under_another or self._is_too_large():
+            self.abandon()
             return
-        assert torch is not None
-        if torch.autograd._profiler_enabled() or torch.cuda.is_current_stream_capturing():
-            self._left = 1  # the user's own profile, or a captured graph: after the next step
-            return
+        with _lock:
+            if _open or torch.autograd._profiler_enabled():
+                self._left = 1  # another rank's window in this process: after the next step
+                return
+            _open[get_ident()] = self
         began = time.perf_counter()
         profiler: Any = torch.autograd.profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
-        _open.add(id(self))
-        profiler.__enter__()
+        _starting.add(get_ident())
+        try:
+            profiler.__enter__()
+        finally:
+            _starting.discard(get_ident())
         self._profiler, self._boundary, self._ended = profiler, boundary, 0
         self._tee = _PhaseChanges(self._recorder)
         self._began = time.perf_counter()
@@ -131,43 +172,49 @@ class ActivityWindow:
 
     def _stop(self) -> None:
         profiler, tee, steps = self._profiler, self._tee, self._ended
-        self._profiler = self._tee = None
-        self._recorder.unwatch_step_ends(self._on_step_end)
         assert tee is not None
+        self._recorder.unwatch_step_ends(self._on_step_end)
         end = time.perf_counter_ns()
         tee.close()
-        _open.discard(id(self))
+        self._tee = None
         profiler.__exit__(None, None, None)
-        self._cost += time.perf_counter() - end * 1e-9
+        self._profiler = None
+        _open.pop(get_ident(), None)
+        now = time.perf_counter()
+        self._cost += now - end * 1e-9
         self._taken_at = time.monotonic()
-        if steps:
-            self._reader = threading.Thread(
-                target=self._read, args=(profiler, tee, steps, end), name="powertrain-device", daemon=True
-            )
-            self._reader.start()
-
-    def _give_up(self) -> None:
-        self._recorder.unwatch_step_ends(self._on_step_end)
-        if self._tee is not None:
-            self._tee.close()
-        profiler, self._profiler, self._tee = self._profiler, None, None
-        _open.discard(id(self))
-        if profiler is not None:
-            with contextlib.suppress(Exception):
-                profiler.__exit__(None, None, None)
+        seconds = (end * 1e-9 - self._began) / steps
+        self._reader = threading.Thread(
+            target=self._read,
+            args=(profiler, tee, steps, seconds, end),
+            name="powertrain-device",
+            daemon=True,
+        )
+        self._reader.start()
 
     # -- a side thread
 
-    def _read(self, profiler: Any, tee: _PhaseChanges, steps: int, end: int) -> None:
+    def _read(self, profiler: Any, tee: _PhaseChanges, steps: int, seconds: float, end: int) -> None:
         with contextlib.suppress(Exception):  # torch's internals have moved
-            activities = (_activity(event) for event in profiler.kineto_results.events())
-            found = summarize(activities, tee.changes(), steps, end + tee.to_unix)
+            device = sys.modules["torch"].autograd.DeviceType.CUDA
+            activities = (_activity(event, device) for event in profiler.kineto_results.events())
+            found = summarize(activities, tee.changes(), steps, seconds, end + tee.to_unix)
             if found is not None:
                 self._results.append(found)
 
 
-def _activity(event: Any) -> Activity:
-    is_on_device = str(event.device_type()).endswith("CUDA")
+def _is_capturing() -> bool:
+    cuda = sys.modules["torch"].cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+
+def _disable() -> None:
+    with contextlib.suppress(Exception):
+        sys.modules["torch"].autograd._disable_profiler()
+
+
+def _activity(event: Any, device: Any) -> Activity:
+    is_on_device = event.device_type() == device
     return Activity(event.name(), event.start_ns(), event.duration_ns(), is_on_device, event.correlation_id())
 
 
@@ -188,21 +235,25 @@ class _PhaseChanges:
 
     def changes(self) -> list[tuple[int, int]]:
         """Return when the phase changed, in Unix nanoseconds, and to which."""
-        found = [
-            (value + self.to_unix, phase)
-            for number, value in zip(self._noted[::2], self._noted[1::2], strict=True)
-            if (phase := _PHASE_AFTER.get(number)) is not None and isinstance(value, int)
-        ]
+        found = []
+        rest = INSIDE
+        for number, value in zip(self._noted[::2], self._noted[1::2], strict=True):
+            if number == marks.BEGINS:
+                rest = OPTIMIZER  # a closure may compute within the optimizer's step, and returns to it
+            elif number == marks.ENDED:
+                rest = INSIDE
+            phase = rest if number in _BACK else _PHASE_AFTER.get(number)
+            if phase is not None and isinstance(value, int):
+                found.append((value + self.to_unix, phase))
         return sorted(found)
 
 
-#: The phase after each mark, as far as a mark alone tells it.
+#: Marks that return to the rest of a step, and the phase after other marks, as far as a mark alone tells it.
+_BACK = frozenset({marks.LEAVE, marks.FETCHED})
 _PHASE_AFTER = {
     **{phase: phase for phase in range(COUNT)},
     marks.LEARN: FORWARD,
     marks.LOOK: FORWARD,
-    marks.LEAVE: INSIDE,
-    marks.FETCHED: INSIDE,
     marks.GRADIENTS: COLLECTIVE,
     marks.BEGINS: OPTIMIZER,
     marks.ENDED: OUTSIDE,

@@ -29,7 +29,11 @@ _STEPS_APART = 3
 _STEPS_BEFORE = 10
 #: Steps of which allocations are recorded.
 _STEPS = 5
-_ENTRIES_LIMIT = 200_000
+_ENTRIES_LIMIT = 60_000
+#: Allocations of the window so far from which on it is given up: reading them would stop the loop for seconds.
+_MOST_ALLOCATIONS = 20_000
+#: Least MiB a step that a line must keep.
+_LEAST_MIB_OF_LINE = 0.1
 _LINES_LIMIT = 8
 
 
@@ -43,7 +47,7 @@ class KeptAllocations:
         self._is_done = False
         #: When the steps of the window began and ended, in microseconds; what ended the step before it.
         self._ends: list[int] = []
-        self._boundary = 0
+        self._boundary = self._before = 0
         self._is_recording = False
         self._lines: list[dict[str, Any]] | None = None
         self._reader: threading.Thread | None = None
@@ -76,6 +80,9 @@ class KeptAllocations:
         try:
             if not self._is_recording:
                 self._start(boundary)
+            elif self._allocations() - self._before > _MOST_ALLOCATIONS:
+                self._recorder.unwatch_step_ends(self._on_step_end)
+                self._stop_recording()
             elif boundary == self._boundary:
                 self._ends.append(time.time_ns() // 1000)
                 if len(self._ends) > _STEPS:
@@ -92,8 +99,12 @@ class KeptAllocations:
         torch.cuda.memory._record_memory_history(
             enabled="all", context="alloc", stacks="python", max_entries=_ENTRIES_LIMIT
         )
-        self._is_recording, self._boundary = True, boundary
+        self._is_recording, self._boundary, self._before = True, boundary, self._allocations()
         self._ends = [time.time_ns() // 1000]
+
+    def _allocations(self) -> int:
+        stats = sys.modules["torch"].cuda.memory_stats(self._recorder.gpu)
+        return int(stats.get("allocation.all.allocated", 0))
 
     def _finish(self) -> None:
         self._recorder.unwatch_step_ends(self._on_step_end)
@@ -112,9 +123,8 @@ class KeptAllocations:
 
     def _read(self, snapshot: Mapping[str, Any]) -> None:
         with contextlib.suppress(Exception):  # torch's internals have moved
-            traces = snapshot["device_traces"]
-            longest: Sequence[Mapping[str, Any]] = max(traces, key=len)
-            self._lines = kept_lines(longest, self._ends, FileJudge())
+            events = snapshot["device_traces"][self._recorder.gpu or 0]
+            self._lines = kept_lines(events, self._ends, FileJudge())
 
 
 def kept_lines(
@@ -140,7 +150,7 @@ def kept_lines(
     kept: dict[str, list[float]] = {}
     for step, mib, line in alive.values():
         kept.setdefault(line, [0.0] * (len(ends) - 2))[step] += mib
-    lasting = {line: mibs for line, mibs in kept.items() if line and mibs and min(mibs) > 0}
+    lasting = {line: mibs for line, mibs in kept.items() if line and mibs and min(mibs) >= _LEAST_MIB_OF_LINE}
     found = [
         {"where": line, "mib_per_step": sum(mibs) / len(mibs), "mib": mibs} for line, mibs in lasting.items()
     ]

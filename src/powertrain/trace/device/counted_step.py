@@ -17,6 +17,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -128,6 +129,14 @@ def _nothing() -> None:
     pass
 
 
+def _computes_full_floats(torch: Any) -> bool:
+    """Return whether products of 32-bit floats must not use the shortened format of tensor cores."""
+    try:
+        return bool(torch.get_float32_matmul_precision() == "highest")
+    except RuntimeError:  # torch refuses it where the newer setting is in use
+        return getattr(torch.backends.cuda.matmul, "fp32_precision", "") in ("ieee", "none")
+
+
 class _Counts:
     """What the mode has seen."""
 
@@ -138,7 +147,7 @@ class _Counts:
         self.has_gpu = bool(torch.cuda.is_initialized())
         self._tensor, self._single = torch.Tensor, torch.float32
         self._truth_types = (torch.bool, torch.uint8)
-        self._is_full = self.has_gpu and torch.get_float32_matmul_precision() == "highest"
+        self._is_full = self.has_gpu and _computes_full_floats(torch)
         self._flops = self._full_flops = self._operators = self._of_optimizer = 0
         self._waiting: dict[str, WaitingLine] = {}
         self._judge = FileJudge()
@@ -146,7 +155,9 @@ class _Counts:
     def count(self, packet: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Count one operator."""
         self._operators += 1
-        self._of_optimizer += self._recorder.is_optimizing
+        # A closure computes forward and backward within the optimizer's step, the latter on a thread of autograd.
+        is_update = self._recorder.is_optimizing and not self._recorder.depth
+        self._of_optimizer += is_update and get_ident() == self._recorder.thread
         if (formula := self._formulas.get(packet)) is not None:
             flops = int(formula(*args, **kwargs, out_val=result))
             self._flops += flops
@@ -205,6 +216,8 @@ class _Counts:
 def _watch_functions(torch: Any, counts: _Counts) -> Callable[[], None]:
     """Note calls of functions that wait for the device; return what undoes that."""
     originals = {name: getattr(torch.cuda, name) for name in _WAITING_FUNCTIONS}
+    if any(hasattr(original, "_powertrain_watched") for original in originals.values()):
+        return _nothing  # by another rank in this process
 
     def watched(name: str, original: Any) -> Any:
         @functools.wraps(original)
@@ -215,6 +228,7 @@ def _watch_functions(torch: Any, counts: _Counts) -> Callable[[], None]:
             finally:
                 counts.waited(f"torch.cuda.{name}", time.perf_counter() - began)
 
+        call._powertrain_watched = True  # type: ignore[attr-defined]
         return call
 
     replaced = {name: watched(name, original) for name, original in originals.items()}

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _MIB = 2.0**20
 #: Change of the allocator's figures that is sent, and values of its free pieces of which the least counts.
 _NEWS, _SPLITS = 0.05, 20
+#: Operators of a step from which on its kernels are not recorded: that would stop the loop for seconds.
+_MOST_OPERATORS = 30_000
 
 
 class DeviceWatch:
@@ -27,7 +29,8 @@ class DeviceWatch:
     def __init__(self, recorder: Recorder, *, counts_flops: bool = True) -> None:
         self._recorder, self._counts_flops = recorder, counts_flops
         self._counted: CountedStep | None = CountedStep(recorder)
-        self._activity = ActivityWindow(recorder)
+        self._operators = 0
+        self._activity = ActivityWindow(recorder, is_too_large=self._is_step_too_large)
         self._allocations = KeptAllocations(recorder)
         self._allocator: dict[str, float] = {}
         self._sent: dict[str, float] = {}
@@ -35,10 +38,16 @@ class DeviceWatch:
 
     def close(self) -> None:
         """End what is under way. Training thread."""
-        if (counted := self._counted) is not None:  # the service thread drops it once it is sent
-            counted.close()
-        self._activity.close()
-        self._allocations.close()
+        counted = self._counted  # the service thread drops it once it is sent
+        for one in (counted, self._activity, self._allocations):
+            with contextlib.suppress(Exception):  # of a device that has failed: the others still end
+                if one is not None:
+                    one.close()
+
+    def _is_step_too_large(self) -> bool:
+        counting = self._counted
+        counted = counting.counted if counting is not None else None
+        return (self._operators if counted is None else counted.operators) > _MOST_OPERATORS
 
     def look(self) -> None:
         """Look at the allocator and at the pace of the steps; some times a second. Service thread."""
@@ -66,7 +75,7 @@ class DeviceWatch:
         """Return the facts that are new since the last call, as plain values by name. Service thread."""
         facts: dict[str, Any] = {}
         if self._counted is not None and (counted := self._counted.counted) is not None:
-            self._counted = None
+            self._counted, self._operators = None, counted.operators
             facts["operators"] = msgspec.to_builtins(counted)
             if self._counts_flops:
                 facts["step_flops"] = counted.flops

@@ -36,6 +36,7 @@ from powertrain.trace.recording.replacements import (
     patch_captures,
     patch_collectives,
     patch_optimizers,
+    patch_profilers,
     patch_saving,
 )
 from powertrain.trace.recording.timed_loaders import Exchange, MakingTimes, OfInstances, copied
@@ -85,6 +86,7 @@ class Patches:
             (choice.rest, lambda: patch_saving(self._replaced)),
             # Independent of the choice: a model on a GPU is timed from its first call on.
             (True, lambda: patch_captures(self._replaced)),
+            (True, lambda: patch_profilers(self._replaced)),
         ]
         try:
             for is_chosen, patch in installers:

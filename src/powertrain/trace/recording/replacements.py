@@ -11,6 +11,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from powertrain.trace.device import activity_window
 from powertrain.trace.recording import cuda
 from powertrain.trace.recording.marks import BEGINS, ENDED, MOST_MARKS
 from powertrain.trace.recording.phases import COLLECTIVE, REPORT
@@ -183,6 +184,23 @@ def patch_captures(replaced: Replacements) -> None:
     replaced.on_close(captures.forget)
     replaced.replace(graph, "capture_begin", capture_begin)
     replaced.replace(graph, "capture_end", capture_end)
+
+
+def patch_profilers(replaced: Replacements) -> None:
+    """Let a profiler that the loop starts have the place of ours: only one may record in a process."""
+    from torch.autograd import profiler
+
+    def making_way(plain: Any) -> Any:
+        @functools.wraps(plain)
+        def start(*args: Any, **kwargs: Any) -> Any:
+            activity_window.make_way()
+            return plain(*args, **kwargs)
+
+        return start
+
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        if (plain := getattr(profiler, name, None)) is not None:
+            replaced.replace(profiler, name, making_way(plain))
 
 
 def patch_collectives(replaced: Replacements) -> None:
