@@ -205,13 +205,12 @@ def test_storage_that_refuses_delays_commits_and_nothing_else(
         proxy.refuse()
         story.go(2, 3, 4, 5)
         story.until(lambda: story.has_reported(5), "all reports, while storage refuses")
-        story.until(lambda: story.facts(ev.UploadLagged), "a word about the lag")
+        story.until(lambda: lag_of_all_four(story), "a warning about the lag of all four")
         assert story.rows(ev.Committed) == [1]
         proxy.mend()
         assert story.result().metrics == {"number": 5}
 
-    lagged = story.facts(ev.UploadLagged)[0]
-    assert (lagged.row, lagged.waiting) == (2, 4)
+    lagged = lag_of_all_four(story)[0]
     assert lagged.seconds >= 1.0
     assert lagged.bytes >= 4 * SIZE
     assert "refused" in lagged.reason
@@ -222,6 +221,11 @@ def test_storage_that_refuses_delays_commits_and_nothing_else(
     kept = [fact.row for fact in journal.read(storage) if isinstance(fact, ev.Committed)]
     assert kept == [1, 2, 3, 4, 5]
     assert not [path for path in spool.rglob("*") if path.is_file()]
+
+
+def lag_of_all_four(story: Story) -> list[Any]:
+    """On a busy machine the first checkpoint may lag, too, and the others before all are reported."""
+    return [fact for fact in story.facts(ev.UploadLagged) if (fact.row, fact.waiting) == (2, 4)]
 
 
 def test_storage_that_hangs_past_the_deadline_fails_checkpoints_and_not_the_run(
