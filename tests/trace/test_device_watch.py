@@ -131,11 +131,16 @@ def profiler(monkeypatch: pytest.MonkeyPatch) -> type[Profiler]:
     return Profiler
 
 
-def test_a_window_is_opened_after_some_steps_and_closed_by_the_same_optimizer(
-    recorder: Recorder, profiler: type[Profiler], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def windows_of_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activity_window, "_LEAST_SECONDS", 0.0)
     monkeypatch.setattr(activity_window, "_LEAST_STEPS", 1)
+
+
+@pytest.mark.usefixtures("windows_of_one_step")
+def test_a_window_is_opened_after_some_steps_and_closed_by_the_same_optimizer(
+    recorder: Recorder, profiler: type[Profiler]
+) -> None:
     generator, critic = object(), object()
     window = ActivityWindow(recorder, after=2)
     step(recorder, generator)
@@ -224,11 +229,10 @@ def test_a_profiler_that_the_loop_starts_makes_way(monkeypatch: pytest.MonkeyPat
     assert not calls, "restored with the other patches"
 
 
+@pytest.mark.usefixtures("windows_of_one_step")
 def test_nothing_is_started_or_stopped_while_a_graph_is_captured(
     recorder: Recorder, profiler: type[Profiler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activity_window, "_LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(activity_window, "_LEAST_STEPS", 1)
     window = ActivityWindow(recorder, after=1)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     step(recorder)

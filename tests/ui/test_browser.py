@@ -15,7 +15,7 @@ from powertrain.run import events as ev
 from powertrain.run.metrics.points import PointRecord
 from powertrain.run.metrics.store import MetricsStore
 from powertrain.run.record.journal import Journal
-from powertrain.storage import open_storage
+from powertrain.storage import Storage, open_storage
 
 pytestmark = [
     pytest.mark.skipif(not find_browser(), reason="no Chromium is installed: apt-get install chromium"),
@@ -76,6 +76,17 @@ def report_rows(store: MetricsStore, rows: range) -> None:
     )
 
 
+def training_run(storage: Storage) -> Journal:
+    """Return the journal of a run that trains on one rank."""
+    journal = Journal(storage, 1)
+    journal.append(
+        ev.RunStarted(time=at(0), name="run", lease=1, host="elsewhere", pid=1, version="0", engine="local")
+    )
+    journal.append(attempt(0, 1, 1))
+    journal.append(ev.TrainingStarted(time=at(0.6), attempt=0))
+    return journal
+
+
 def last_row_shown(page: Any) -> int:
     return int(
         page.evaluate(
@@ -89,12 +100,7 @@ def last_row_shown(page: Any) -> int:
 
 def test_charts_move_and_marks_appear_while_a_run_goes_on(tmp_path: Path) -> None:
     storage = open_storage(tmp_path / "run")
-    journal = Journal(storage, 1)
-    journal.append(
-        ev.RunStarted(time=at(0), name="run", lease=1, host="elsewhere", pid=1, version="0", engine="local")
-    )
-    journal.append(attempt(0, 1, 1))
-    journal.append(ev.TrainingStarted(time=at(0.6), attempt=0))
+    journal = training_run(storage)
     store = MetricsStore(storage, 1)
     report_rows(store, range(1, 20))
     store.close()
@@ -200,12 +206,7 @@ def test_every_control_has_a_name_and_every_page_its_landmarks(samples: Path) ->
 
 def test_of_many_metrics_some_last_values_are_shown_and_the_others_on_request(tmp_path: Path) -> None:
     storage = open_storage(tmp_path / "run")
-    journal = Journal(storage, 1)
-    journal.append(
-        ev.RunStarted(time=at(0), name="run", lease=1, host="elsewhere", pid=1, version="0", engine="local")
-    )
-    journal.append(attempt(0, 1, 1))
-    journal.append(ev.TrainingStarted(time=at(0.6), attempt=0))
+    journal = training_run(storage)
     store = MetricsStore(storage, 1)
     metrics = {f"metric_{number:02}": float(number) for number in range(40)}
     store.add([PointRecord(rank=0, attempt=0, row=1, at=at(1), solo=False, metrics=metrics)])

@@ -30,14 +30,14 @@ _MOST_GAP = 1.5e-4
 _COMPARABLE = (0.6, 2.2)
 _LEAST_KERNELS = 20
 #: Waits in a step from which on the host never runs ahead of the device.
-_MANY_WAITS = 4
+MANY_WAITS = 4
 #: Waits in a step from which on they are not those of a step now and then.
 _LEAST_WAITS = 0.5
 #: Operators of an optimizer's step that updates each tensor by itself, and its share of a step.
 _OPTIMIZER_OPERATORS, _OPTIMIZER_SHARE = 100, 0.08
 #: Share of a step that products of full 32-bit floats take at the device's peak.
 _FULL_FLOATS_SHARE = 0.2
-#: Share of the allocator's memory that lies in pieces, with at least so many MiB, of a device that is so full.
+#: Least share and MiB of the allocator's memory in free pieces.
 _SPLIT_SHARE, _SPLIT_MIB = 0.25, 1024.0
 _LINES_SHOWN = 3
 
@@ -79,9 +79,8 @@ def find(run: SteadySteps, facts: Mapping[int, Mapping[str, Any]]) -> list[Findi
     with_window = [one for one in ranks if one.busy > 0]
     if with_window:
         found += _host_bound(max(with_window, key=lambda one: one.idle_for_host))
-    for rank in ranks[:1]:
-        found += [*_unfused_optimizer(run, rank), *_full_floats(rank)]
-    return found
+    # Ranks run the same program, so the first one stands for all.
+    return [*found, *_unfused_optimizer(run, ranks[0]), *_full_floats(ranks[0])]
 
 
 def idle_share(run: SteadySteps, facts: Mapping[int, Mapping[str, Any]]) -> float | None:
@@ -90,7 +89,7 @@ def idle_share(run: SteadySteps, facts: Mapping[int, Mapping[str, Any]]) -> floa
         return None
     try:
         ranks = [_rank(run, column, facts.get(rank, {})) for column, rank in enumerate(run.steps.ranks)]
-    except (AttributeError, TypeError, ValueError):  # :func:`find` says so
+    except (AttributeError, TypeError, ValueError):  # broken facts, which :func:`find` reports
         return None
     if not all(one.busy > 0 for one in ranks):
         return None
@@ -136,7 +135,7 @@ def _host_bound(rank: _Rank) -> list[Finding]:
     is_idle = (
         idle >= _LAUNCH_BOUND and rank.kernels >= _LEAST_KERNELS and rank.idle_for_host >= _LEAST_SECONDS
     )
-    never_ahead = is_idle and rank.waits >= _MANY_WAITS
+    never_ahead = is_idle and rank.waits >= MANY_WAITS
     lost = rank.lost_by_waits
     costs = rank.waits >= _LEAST_WAITS and lost >= max(_SYNC_BOUND * rank.step, _LEAST_SECONDS)
     found = []
@@ -162,7 +161,6 @@ def _sync_bound(rank: _Rank, lost: float) -> Finding:
         "new work.",
         action="Keep values on the GPU (loss.detach()) and read them every hundred steps, all at once; replace masks "
         f"by torch.where; without the waits a step can take {words.seconds(max(rank.step - lost, rank.busy))}.",
-        phase="forward" if not lines else "",
         cost=lost / rank.step,
         evidence={
             "step": rank.step,

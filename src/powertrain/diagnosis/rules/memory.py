@@ -158,10 +158,10 @@ def _trend_of_lines(lines: Sequence[Mapping[str, Any]], series: _Series) -> Tren
 def _with_lines(found: Finding, lines: Sequence[Mapping[str, Any]]) -> Finding:
     """Add where the memory was allocated that stays in use."""
     first = lines[0]
-    said = f"{words.mebibytes(float(first['mib_per_step']))} a step allocated at {first['where']}"
+    allocated = f"{words.mebibytes(float(first['mib_per_step']))} a step allocated at {first['where']}"
     return msgspec.structs.replace(
         found,
-        summary=f"{found.summary[:-1]}: {said} are kept.",
+        summary=f"{found.summary[:-1]}: {allocated} are kept.",
         evidence={**found.evidence, "line": first["where"], "lines": [dict(line) for line in lines]},
     )
 

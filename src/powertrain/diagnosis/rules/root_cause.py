@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from powertrain.diagnosis.finding import SEVERITIES, Finding
+from powertrain.diagnosis.rules.device import MANY_WAITS
 
 _COMPUTE_STRAGGLERS = frozenset(
     f"{phase}_straggler" for phase in ("forward", "backward", "optimizer", "inside")
@@ -59,7 +60,7 @@ def _steal_explains_cost(cause: Finding, echo: Finding) -> bool:
 
 def _never_lets_ahead(cause: Finding, echo: Finding) -> bool:
     """Return whether the host waits so often that it cannot launch anything in advance."""
-    return float(cause.evidence.get("waits") or 0.0) >= 4
+    return float(cause.evidence.get("waits") or 0.0) >= MANY_WAITS
 
 
 def _takes_most_of(cause: Finding, echo: Finding) -> bool:

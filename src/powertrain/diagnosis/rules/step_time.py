@@ -86,7 +86,7 @@ def _too_few(run: SteadySteps) -> Finding:
         severity="info",
         summary=f"{recorded}, {late}"
         if count
-        else "No training step was recorded, so there is no speed to judge.",
+        else "No training step was recorded, so the run's speed cannot be diagnosed.",
         action=f"Train for at least {2 * LEAST_STEPS} steps to get a diagnosis of the run's speed.",
         evidence={"steps": count, "settled": len(run.numbers)},
     )

@@ -57,19 +57,19 @@ def section(facts: Sequence[StartupMeasured]) -> list[str]:
 
 def advice(fact: StartupMeasured) -> list[str]:
     """Return advice for the phases that dominate a long start: a sentence for each."""
-    said = []
+    sentences = []
     # Elsewhere workers come from a process that knows nothing of the script's own.
     is_forked = bool(fact.forks_driver) and not fact.runs_script
     if is_forked and not fact.torch_was_loaded and (took := _dominating(fact, timeline.IMPORTS)) is not None:
-        said.append(f"{took} went into imports. Import torch in the script {_IN_TIME}")
+        sentences.append(f"{took} went into imports. Import torch in the script {_IN_TIME}")
     if (took := _dominating(fact, timeline.SLOTS)) is not None and fact.waited_for:
-        said.append(f"{took} went into waiting for slots: {fact.waited_for}")
+        sentences.append(f"{took} went into waiting for slots: {fact.waited_for}")
     if is_forked and fact.loaded and (took := _dominating(fact, timeline.FUNCTION)) is not None:
-        said.append(
+        sentences.append(
             f"{took} went into loading the training function, mostly the package {fact.loaded}. Import it in the "
             f"script {_IN_TIME}"
         )
-    return said
+    return sentences
 
 
 def _headline(fact: StartupMeasured) -> str:

@@ -162,9 +162,8 @@ class _Counts:
             flops = int(formula(*args, **kwargs, out_val=result))
             self._flops += flops
             if self._is_full and isinstance(args[0], self._tensor) and args[0].is_cuda:
-                is_product = "conv" not in str(
-                    packet
-                )  # convolutions may use TF32 unless that is switched off
+                # Convolutions may use TF32 unless that is switched off.
+                is_product = "conv" not in str(packet)
                 self._full_flops += flops * (is_product and args[0].dtype == self._single)
 
     def waiting_call(self, packet: Any, args: Any, kwargs: Any, result: Any) -> str:

@@ -67,7 +67,7 @@ class Patches:
         self.recorder, self.choice = recorder, choice
         self._within = _Within()
         self._replaced = Replacements(recorder)
-        #: Waits for the compiler, which is told of our functions.
+        #: Waits until the compiler is loaded, to make it skip our functions.
         self._compiler: Arrival | None = None
         #: For modules that were called directly, whether they are models (and not losses). Keyed by id, because a
         #: user's module need not be hashable; and the weak references that report their deletion.
