@@ -39,7 +39,8 @@ from powertrain.wire.from_node import NodeReady, ProcessEnded, ProcessOutput, Pr
 from powertrain.wire.hub import Hub
 from powertrain.wire.keys import ConnectionInfo, KeyPair, Received
 from powertrain.wire.to_node import EndNode, LookAt, SignalProcess, StartProcess
-from powertrain.worker.checkpoints.row_mark import RowMark
+from powertrain.wire.values import Point
+from powertrain.worker.checkpoints.newest_reports import NewestReports
 
 PATIENCE = 20.0
 M = TypeVar("M")
@@ -264,9 +265,11 @@ def test_a_look_tells_the_state_and_what_the_process_is_doing(here: Node) -> Non
 
 
 def test_what_a_dead_rank_had_reported_comes_from_the_node_that_has_it(here: Node, tmp_path: Path) -> None:
-    mark = RowMark(str(tmp_path / "marks" / "0-3"))
-    mark.set(17)
-    mark.close()
+    reported = [Point(row=row, at=1.5, metrics={"loss": 0.5}) for row in (16, 17)]
+    newest = NewestReports(str(tmp_path / "marks" / "0-3"))
+    for point in reported:
+        newest.add(point)
+    newest.close()
     old = tmp_path / "staging" / "attempt-1" / "rank-00003"
     old.mkdir(parents=True)
     ended = here.run(
@@ -277,7 +280,7 @@ def test_what_a_dead_rank_had_reported_comes_from_the_node_that_has_it(here: Nod
         mark=str(tmp_path / "marks" / "0-3"),
         staging=str(tmp_path / "staging"),
     )
-    assert (ended.row, ended.sealed) == (17, [])
+    assert (ended.row, ended.reports) == (17, reported)
     assert not old.exists(), "what an earlier attempt had staged there is nobody's any more"
 
 

@@ -35,6 +35,7 @@ from powertrain.result.result import Result
 from powertrain.run import events as ev
 from powertrain.storage import open_storage
 from powertrain.torch import TorchTrainer
+from powertrain.worker.session import current
 
 ONE_WORKER_HERE = ScalingConfig(num_workers=1, engine="local")
 
@@ -378,6 +379,46 @@ def test_what_was_reported_on_all_ranks_is_committed_although_a_rank_is_killed(
 
     assert outcome["raised"] == "", outcome.get("message")
     assert outcome["metrics"] == {"went_on_from": [("state", "saved")]}
+
+
+def die_once_before_plain_reports_are_sent(config: dict[str, Any]) -> None:
+    """Rank 1 makes reports and never sends them; once they have returned, one rank is killed. Then all go on."""
+    context = powertrain.get_context()
+    rank = context.get_world_rank()
+    if powertrain.get_checkpoint() is not None:
+        powertrain.report({"value": 100})
+        return
+    if rank == 1:
+        current("the story").service.gather = 600.0  # seconds for which reports wait for a heartbeat
+    for row in range(1, 4):
+        if row == 3 and rank == 0:
+            with powertrain.checkpoint_dir() as directory:
+                Path(directory, "state").write_text("saved")
+                powertrain.report({"value": row}, checkpoint=Checkpoint(directory))
+        else:
+            powertrain.report({"value": row * (1 + rank)})
+    Path(config["marks"], f"returned-{rank}").touch()
+    if rank == config["victim"]:
+        while len(os.listdir(config["marks"])) < context.get_world_size():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+@on_cases(("engine", "victim"), [("local", 0), ("local", 1), ("ray", 0), ("ray", 1)])
+def test_reports_that_a_killed_rank_had_not_sent_are_in_the_metrics(fits: Any, victim: int) -> None:
+    marks = fits.directory / "marks"
+    marks.mkdir()
+    outcome = fits.outcome(
+        die_once_before_plain_reports_are_sent,
+        train_loop_config={"victim": victim, "marks": str(marks)},
+        failure_config=powertrain.FailureConfig(max_failures=1),
+    )
+
+    assert outcome["raised"] == "", outcome.get("message")
+    frame = Result.from_path(outcome["path"]).dataframe(ranks="all")
+    assert frame[frame["rank"] == 0]["value"].tolist() == [1, 2, 3, 100]
+    assert frame[frame["rank"] == 1]["value"].tolist() == [2, 4, 6, 100]
 
 
 # --------------------------------------------------------------------------- making a trainer again

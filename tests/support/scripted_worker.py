@@ -23,7 +23,7 @@ from powertrain.wire.from_controller import Dismissed, Drop, Execute, Preemption
 from powertrain.wire.from_worker import Arrived, Executed, Hello, Noticed, Outcome, Reached
 from powertrain.wire.values import CheckpointPart, Point, ProcessStack
 from powertrain.worker import failure
-from powertrain.worker.checkpoints.row_mark import RowMark
+from powertrain.worker.checkpoints.newest_reports import NewestReports
 from powertrain.worker.main import WorkerSpec
 from powertrain.worker.progress import Boundaries, Gate, Progress, StopRun
 from powertrain.worker.service.service import Service
@@ -134,7 +134,7 @@ class ScriptedWorker:
             watch=process.ended_descriptor,
         )
         process.when_ended(lambda: self.service.commands.put(Dismissed()))
-        self._mark = RowMark(place.files.mark)
+        self._newest_reports = NewestReports(place.files.mark)
         self._staging = Staging(
             place.saving.staging, place.attempt, place.rank, limit=place.saving.staging_bytes
         )
@@ -168,7 +168,7 @@ class ScriptedWorker:
         point = Point(row=self.row, at=time.time(), metrics=dict(metrics), barrier=barrier, part=part)
         if part is not None:
             self._staging.seal(point)
-        self._mark.set(self.row)
+        self._newest_reports.add(point)
         self.service.post(point)
         if barrier:
             self.service.wait_for_row(self.row)
@@ -238,7 +238,7 @@ class ScriptedWorker:
         finally:
             self.service.close()
             self._uploader.close()
-            self._mark.close()
+            self._newest_reports.close()
 
     def _handle_upload_order(self, order: UploadShare | Drop) -> None:
         if isinstance(order, UploadShare):

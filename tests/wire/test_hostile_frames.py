@@ -97,7 +97,7 @@ MESSAGES: list[FromWorker] = [
     Executed(call=1, error=ErrorReport(type="E", message="m", traceback="t")),
     Outcome(status="returned", value=b"\x80\x04N."),
     ShareUploaded(attempt=0, row=1, rank=0, files=[FilePart(name="a", size=3)]),
-    ProcessEnded(id="1", pid=2, code=-9, sealed=[POINT]),
+    ProcessEnded(id="1", pid=2, code=-9, reports=[POINT]),
 ]
 VALID = st.builds(
     lambda number, messages: envelope(number, messages=messages),

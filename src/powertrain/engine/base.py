@@ -176,8 +176,8 @@ class Exited:
     error: str = ""
     #: True where only its end was seen, and not how: ``code`` means nothing then.
     unseen: bool = False
-    #: Of a rank whose files the controller cannot look at: the newest row whose report had returned, and the reports
-    #: whose shares lie staged on its node.
+    #: Of a rank whose files the controller cannot look at: the newest row whose report had returned, and its
+    #: newest reports, as far as its node has them.
     row: int = 0
     reports: tuple[Point, ...] = ()
     #: And, should it have died, its newest steps, as they were recorded there.

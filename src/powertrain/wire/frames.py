@@ -143,7 +143,7 @@ class TooLarge(Exception):
 def encoded(value: Any, limit: int) -> bytes:
     """Encode ``value`` in msgpack, after converting unsupported parts: lone surrogates, very large integers.
 
-    Raises :class:`_TooLarge` for more than ``limit`` bytes."""
+    Raises :class:`TooLarge` for more than ``limit`` bytes."""
     try:
         body = encode(value)
     except msgspec.EncodeError:

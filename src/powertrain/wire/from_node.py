@@ -48,10 +48,10 @@ class ProcessEnded(Message, frozen=True, tag="process_ended"):
     error: str = ""
     #: True when the agent's own server was killed, and the process with it.
     lost: bool = False
-    #: Of a rank that was not on the controller's machine: the newest row whose report had returned, and the reports
-    #: with shares that still lie staged on its node.
+    #: Of a rank that was not on the controller's machine: the newest row whose report had returned, and its newest
+    #: reports as far as its node has them: those with a share that is still staged and, if it died, the others.
     row: Count = 0
-    sealed: list[Point] = []
+    reports: list[Point] = []
     #: Should it have died: its newest steps, as they lie in its ring.
     steps: bytes = b""
 

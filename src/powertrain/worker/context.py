@@ -28,7 +28,7 @@ from powertrain.wire.values import Point
 from powertrain.worker.checkpoints import saving
 from powertrain.worker.progress import StopRun, progress
 from powertrain.worker.session import checkpoint_to_resume_from, current
-from powertrain.worker.values import read
+from powertrain.worker.values import is_pending, read
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpoint
@@ -224,7 +224,7 @@ def _post(session: Session, point: Point) -> None:
         session.service.check_refusal()
     training_step("report", progress.reports + 1)
     session.row = session.service.row = point.row
-    session.mark.set(point.row)
+    session.newest_reports.add(point, is_pending=is_pending(point.metrics))
     progress.report()
     session.service.post(point)
 

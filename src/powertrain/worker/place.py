@@ -87,7 +87,7 @@ class RankFiles(msgspec.Struct, frozen=True, kw_only=True):
     scratch: str = ""
     #: Files that the driver's standard output and standard error go to.
     outputs: list[str] = []
-    #: Where the rank marks how far it has come, and where it writes its stacks on request.
+    #: Where the rank keeps its newest reports, and where it writes its stacks on request.
     mark: str = ""
     stacks: str = ""
     #: By streamed dataset the socket where this rank gets its rows.

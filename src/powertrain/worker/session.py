@@ -12,7 +12,7 @@ from powertrain.trace.recording import current as recording_current
 from powertrain.trace.recording.phases import COLLECTIVE, REPORT
 from powertrain.wire import limits
 from powertrain.wire.from_worker import Arrived, Noted, Reached, StagingFull
-from powertrain.worker.checkpoints.row_mark import RowMark
+from powertrain.worker.checkpoints.newest_reports import NewestReports
 from powertrain.worker.checkpoints.shared_directory import listing_of
 from powertrain.worker.data.shards import Shards
 from powertrain.worker.progress import Boundaries, Gate
@@ -52,7 +52,7 @@ class Session:
         self.sees_newest = False
         #: Objects given to ``register_state``.
         self.registered: dict[str, Any] = {}
-        self.mark = RowMark(place.files.mark)
+        self.newest_reports = NewestReports(place.files.mark)
         self.boundaries = Boundaries(gate, lambda: bool(self.registered), self._stands_at)
         self.context = TrainContext(place, self.boundaries)
         self.data = Shards(self, datasets)
@@ -106,9 +106,9 @@ class Session:
         return final_name(row, given or "", self.place.saving.tag)
 
     def close(self) -> None:
-        """Close the datasets and the mark of this rank."""
+        """Close the datasets and the file of the newest reports."""
         self.data.close()
-        self.mark.close()
+        self.newest_reports.close()
 
     def meet(self, kind: str, data: bytes = b"") -> bytes:
         """Arrive at the next collective and wait for all ranks."""

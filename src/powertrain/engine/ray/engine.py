@@ -409,7 +409,7 @@ class RayEngine:
                 message.out_of_memory,
                 message.error,
                 row=message.row,
-                reports=tuple(message.sealed),
+                reports=tuple(message.reports),
                 steps=message.steps,
             )
         )

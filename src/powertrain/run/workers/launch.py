@@ -68,7 +68,7 @@ def log_path(spec: RunSpec, *parts: str) -> str:
 
 
 def mark_path(spec: RunSpec, attempt: int, rank: int) -> str:
-    """Return the file in which a rank marks its newest row."""
+    """Return the file in which a rank keeps its newest reports."""
     return os.path.join(spec.directories.runtime, "marks", f"{attempt}-{rank}")
 
 

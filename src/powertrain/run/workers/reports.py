@@ -27,7 +27,7 @@ from powertrain.text.errors import describe_error
 from powertrain.wire.from_controller import RowClosed
 from powertrain.wire.from_worker import Arrived, Outcome
 from powertrain.wire.values import Point
-from powertrain.worker.checkpoints.row_mark import marked_row
+from powertrain.worker.checkpoints.newest_reports import read_newest_reports
 
 #: Seconds for which ranks that have reported wait for one that never has.
 ABSENT_TIMEOUT_S = 30.0
@@ -283,19 +283,31 @@ class Reports:
         They are on the rank's node. Where that is another machine, its agent has put them into ``event``.
         """
         attempt, rank, spec = member.attempt, member.rank, self._run.spec
-        last = attempt.rows.last_row(rank)
-        sealed = sealed_reports(launch.staging_root(spec), attempt.number, rank)
+        last = max(attempt.rows.last_row(rank), attempt.first_row - 1)
+        newest, reports = read_newest_reports(launch.mark_path(spec, attempt.number, rank), after=last)
+        by_row = {point.row: point for point in reports}
+        by_row |= sealed_reports(launch.staging_root(spec), attempt.number, rank)
         if event is not None:
-            sealed |= {point.row: point for point in event.reports}
-        found = [point for row, point in sorted(sealed.items()) if row > max(last, attempt.first_row - 1)]
+            newest = max(newest, event.row)
+            by_row |= {point.row: point for point in event.reports}
+        found = [point for row, point in sorted(by_row.items()) if row > last]
         if found:
             self.add(member, found)
             self.flush()
             member.recovered |= {point.row for point in found}
-        marked = marked_row(launch.mark_path(spec, attempt.number, rank))
-        marked = max(marked, event.row if event is not None else 0)
-        attempt.has_trained |= marked > 0
-        self.close_rows(attempt, attempt.rows.reach(rank, marked))
+        attempt.has_trained |= newest > 0
+        self._warn_of_lost_reports(rank, [row for row in range(last + 1, newest + 1) if row not in by_row])
+        self.close_rows(attempt, attempt.rows.reach(rank, newest))
+
+    def _warn_of_lost_reports(self, rank: int, rows: list[int]) -> None:
+        """Warn of reports that had returned and whose metrics died with the rank."""
+        if not rows:
+            return
+        which = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows from {rows[0]} to {rows[-1]}"
+        self._run.warn(
+            f"Rank {rank} ended before it could send its report of {which}: the metrics in it are lost. They were too "
+            "large to be kept beside the process, or still on their way from the GPU."
+        )
 
     # -- the result
 

@@ -57,7 +57,7 @@ from powertrain.wire.from_node import (
 )
 from powertrain.wire.link import Link
 from powertrain.wire.to_node import EndNode, LookAt, SignalProcess, StartProcess
-from powertrain.worker.checkpoints.row_mark import marked_row
+from powertrain.worker.checkpoints.newest_reports import read_newest_reports
 from powertrain.worker.scripts.working_directory import LAUNCH_DIR_VARIABLE
 from powertrain.worker.tracing import newest_steps
 
@@ -240,16 +240,18 @@ class NodeAgent:
         self._output.drain(_slot(id))
         command = self._processes.pop(id)
         self._pids.pop(id, None)
-        row, sealed, steps = 0, [], b""
+        row, reports, steps = 0, [], b""
         if command.rank >= 0:  # also where the controller could look itself
-            row = marked_row(command.mark) if command.mark else 0
-            found = sealed_reports(command.staging, command.attempt, command.rank) if command.staging else {}
-            sealed = [point for _, point in sorted(found.items())]
+            row, newest = read_newest_reports(command.mark)
+            found = {point.row: point for point in newest if code}  # one that ended well has sent them
+            if command.staging:
+                found |= sealed_reports(command.staging, command.attempt, command.rank)
+            reports = [point for _, point in sorted(found.items())]
             steps = newest_steps(command.ring, most=_STEPS_OF_THE_DEAD) if command.ring and code else b""
         lost = self._server is None or not self._server.alive or (self._is_over and self._is_going)
         self._queue_message(
             ProcessEnded(
-                id=id, pid=pid, code=code, out_of_memory=oom, lost=lost, row=row, sealed=sealed, steps=steps
+                id=id, pid=pid, code=code, out_of_memory=oom, lost=lost, row=row, reports=reports, steps=steps
             )
         )
 
