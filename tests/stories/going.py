@@ -87,8 +87,8 @@ def sizes(fits: Any, name: str) -> list[int]:
 def changes_of_size(fits: Any, name: str) -> list[int]:
     """World sizes in turn, an attempt with the size of the one before left out.
 
-    A cluster that takes longer than ``slots._MORE_SLOTS_TIMEOUT_S`` to hand over a slot sends the run back to the size
-    it had, and the run tries again later: how often is the cluster's speed, not the run's behaviour.
+    A node may come late: whether the run restarts with what it has before is the cluster's speed, not the run's
+    behaviour.
     """
     return [size for size, _ in itertools.groupby(sizes(fits, name))]
 

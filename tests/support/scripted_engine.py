@@ -253,6 +253,10 @@ class ScriptedEngine:
         """Announce the loss of a slot."""
         self._tell(Drain(slot, deadline, reason))
 
+    def is_held(self, slot: Slot) -> bool:
+        """Return True while the slot is granted and neither lost nor given back."""
+        return slot.id in self._held
+
     def tell_capacity(self, count: int) -> None:
         """Set the available slots, including held ones; reported if the run watches, else stored."""
         with self._lock:

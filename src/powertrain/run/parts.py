@@ -66,6 +66,7 @@ class Parts:
             run.elastic,
             run.checkpoints,
             run.deadlines,
+            run.slots,
             send=run.send,
             warn_once=run.warn_once,
             has_committed=from_checkpoint is not None,
@@ -73,6 +74,7 @@ class Parts:
         self.watch = HangWatch(run)
         self.starting = Starting(run, self.watch)
         run.slots.on_complete = self.starting.start_attempt
+        run.slots.on_reservation_changed = run.consider_resize
         self.reports = Reports(run, self.settling, self.watch, from_checkpoint)
         self.clearing = Clearing(run, self.settling, self.reports)
         self.recovery = Recovery(run, self.settling, self.reports, self.starting, self.clearing)

@@ -271,6 +271,7 @@ class Recovery:
         run.attempt = run.notice = None
         run.deadlines.cancel(Deadline.GRACE)
         self._reports.reset_to(run.checkpoints.newest)
+        run.slots.keep_reserved()
         if regroup is not None:
             run.slots.drop(regroup.drop)
         if not (run.elastic.is_elastic and run.slots.held):

@@ -46,6 +46,8 @@ class Notices:
 
     def on_drain(self, event: base.Drain) -> None:
         """The engine announces that a slot will be withdrawn."""
+        if self._run.slots.drop_reserved(event.slot):
+            return
         reason = f"{event.slot.host} will be taken away: {event.reason}"
         deadline = event.deadline or self._run.clock.time() + self._run.spec.signal_grace
         self._act(PreemptionNotice(reason, deadline, frozenset({event.slot.id})), 1)

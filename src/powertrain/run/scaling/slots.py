@@ -1,7 +1,12 @@
-"""The slots of a run: how many to request, which it holds, and how it continues when some are missing."""
+"""The slots of a run: how many to request, which it holds, and how it continues when some are missing.
+
+A run that can grow reserves the additional slots while its ranks train, and stops them only when it has all of them: on
+a cluster the process of a new node may take a minute to start.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection
 
@@ -24,8 +29,10 @@ _MORE_SLOTS_TIMEOUT_S = 10.0
 class Slots:
     """The slots that a run holds. The controller's thread only."""
 
-    #: Called when all requested slots are held. Set before the first request.
+    #: Called when all requested slots are held; and when all reserved ones are, or one of them is gone. Set before the
+    #: first request.
     on_complete: Callable[[], None]
+    on_reservation_changed: Callable[[], None]
 
     def __init__(
         self,
@@ -41,6 +48,10 @@ class Slots:
         self._awaits_capacity = False
         self.wanted = 0
         self.held: list[base.Slot] = []
+        #: Slots beside those of the running attempt, the claim for missing ones, and how many it will have with them.
+        self._reserved: list[base.Slot] = []
+        self._reservation: base.Claim | None = None
+        self._reserved_size = 0
         #: The last message of the engine about missing resources.
         self.reason = ""
 
@@ -74,6 +85,7 @@ class Slots:
     def request(self) -> None:
         """Request as many as there is room for, fewer where the engine can never give so many; held ones are
         released."""
+        self.keep_reserved()
         self._engine.release(self.held)
         self.held = []
         problem: ResourceError | None = None
@@ -99,6 +111,7 @@ class Slots:
 
     def change_to(self, workers: int) -> None:
         """Continue with ``workers`` slots: with the held ones, and new ones where they are short."""
+        self.keep_reserved()
         self._engine.release(self.held[workers:])
         self.held = self.held[:workers]
         self._record_request(workers)
@@ -155,10 +168,73 @@ class Slots:
         number = self._facts.state.attempt + 1
         self._facts.record(ev.SlotsRequested(time=self._deadlines.clock.time(), attempt=number, count=count))
 
+    # -- slots for more workers, while the ranks train
+
+    def reserve(self, workers: int) -> bool:
+        """Return True when there are slots for ``workers``; otherwise request the missing ones.
+
+        ``on_reservation_changed`` is called when they are granted.
+        """
+        missing = workers - len(self.held) - len(self._reserved)
+        if missing <= 0:
+            return True
+        if not self.is_reserving(workers):
+            self._withdraw_reservation()
+            self._reserved_size = workers
+            # An engine that can never give so many refuses; its capacity then says so soon.
+            with contextlib.suppress(ResourceError, EngineError):
+                self._reservation = self._engine.request(missing, self._spec.shape)
+        return False
+
+    def is_reserving(self, workers: int) -> bool:
+        """Return True while slots for ``workers`` are awaited."""
+        return self._reservation is not None and self._reserved_size == workers
+
+    def cancel_reservation(self) -> None:
+        """Give back the slots beside those of the running attempt: the run does not grow now."""
+        self._withdraw_reservation()
+        self._engine.release(self._reserved)
+        self._reserved = []
+
+    def keep_reserved(self) -> None:
+        """Add the reserved slots, as far as they were granted, to those for the next attempt."""
+        self._withdraw_reservation()
+        self.held += self._reserved
+        self._reserved = []
+
+    def drop_reserved(self, slot: base.Slot) -> bool:
+        """Give back a reserved slot; return False where it is none."""
+        if slot not in self._reserved:
+            return False
+        self._engine.release([slot])
+        self._forget_reserved(slot)
+        return True
+
+    def owns_reservation(self, claim: str) -> bool:
+        """Return True when this claim is for slots beside those of the running attempt."""
+        return self._reservation is not None and claim == self._reservation.id
+
+    def _forget_reserved(self, slot: base.Slot) -> None:
+        """Forget a reserved slot that is gone, and request the missing ones anew if the run still grows."""
+        self._reserved.remove(slot)
+        self._withdraw_reservation()
+        self.on_reservation_changed()
+
+    def _withdraw_reservation(self) -> None:
+        if self._reservation is not None:
+            self._engine.withdraw(self._reservation)
+            self._reservation = None
+
     # -- events of the engine
 
     def on_granted(self, event: base.Granted) -> None:
         """Keep the granted slots; release those of a withdrawn claim."""
+        if self.owns_reservation(event.claim):
+            self._reserved += event.slots
+            if len(self.held) + len(self._reserved) >= self._reserved_size:
+                self._reservation = None
+                self.on_reservation_changed()
+            return
         if not self.owns_claim(event.claim):
             self._engine.release(event.slots)
             return
@@ -190,6 +266,8 @@ class Slots:
 
     def lose(self, slot: base.Slot) -> bool:
         """Forget a lost slot; return True when the run held it."""
+        if slot in self._reserved:
+            self._forget_reserved(slot)
         left = [held for held in self.held if held.id != slot.id]
         was_ours, self.held = len(left) < len(self.held), left
         return was_ours
@@ -202,5 +280,6 @@ class Slots:
         self.held = [slot for slot in self.held if slot.id not in ids]
 
     def release(self) -> None:
+        self.keep_reserved()
         self._engine.release(self.held)
         self.held = []

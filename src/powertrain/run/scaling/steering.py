@@ -2,7 +2,8 @@
 
 A resize waits until the ranks can be stopped where nothing is redone. A loop that can save on request saves at the next
 boundary. Any other is sent from report to report until it stands at one whose checkpoint is committed. A run that never
-commits is left as it is, with one warning. A loop shows whether it can save only at its first boundary, and that may
+commits is left as it is, with one warning. A run that grows continues to train until it has all slots for its new size.
+A loop shows whether it can save only at its first boundary, and that may
 change later: it is asked again then, and every few seconds.
 """
 
@@ -15,6 +16,7 @@ from powertrain.run.deadlines import Deadline, Deadlines
 from powertrain.run.scaling.boundaries import Holds
 from powertrain.run.scaling.policy import Elastic
 from powertrain.run.scaling.preemption import Regroup
+from powertrain.run.scaling.slots import Slots
 from powertrain.run.workers import attempt as phases
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.wire.envelope import FromController
@@ -40,6 +42,7 @@ class Steering:
         elastic: Elastic,
         checkpoints: CheckpointManager,
         deadlines: Deadlines,
+        slots: Slots,
         *,
         send: Callable[[Member, FromController], None],
         warn_once: Callable[[str], None],
@@ -47,6 +50,7 @@ class Steering:
     ) -> None:
         self.holds = Holds(send)
         self._elastic, self._checkpoints, self._deadlines = elastic, checkpoints, deadlines
+        self._slots = slots
         self._warn_once = warn_once
         self._has_committed, self._commit_seconds = has_committed, 0.0
         #: The reason the attempt is being brought to a boundary; ``None`` while it continues as it is.
@@ -87,7 +91,10 @@ class Steering:
         """Send the running ranks, which all have answered, to the first boundary that none has passed."""
         assert attempt.hold is not None
         self._deadlines.cancel(Deadline.TOGETHER)
-        if attempt.hold.can_save or not attempt.hold.needs_commit:
+        can_stop = attempt.hold.can_save or not attempt.hold.needs_commit or self._has_committed
+        if can_stop and self._lacks_slots(attempt):
+            self._postpone(attempt)
+        elif attempt.hold.can_save or not attempt.hold.needs_commit:
             self.holds.send_on(attempt, "stop")
         elif self._has_committed:
             self.holds.send_on(attempt, "step")
@@ -101,6 +108,12 @@ class Steering:
                     "should_checkpoint() need not wait for that."
                 )
 
+    def _lacks_slots(self, attempt: Attempt) -> bool:
+        """Return True for a run that grows and waits for slots; they are requested."""
+        regroup = self.regroup
+        grows = regroup is not None and regroup.cause == "resize" and regroup.workers > attempt.world_size
+        return grows and regroup is not None and not self._slots.reserve(regroup.workers)
+
     # -- another number of workers
 
     def consider(self, attempt: Attempt | None, *, is_free: bool) -> None:
@@ -108,7 +121,10 @@ class Steering:
         wanted = None
         if attempt is not None and attempt.phase == phases.TRAINING and is_free and self.regroup is None:
             wanted = self._elastic.wanted(attempt.world_size)
-        if wanted is None or (attempt is not None and attempt.out_of_step):
+            if wanted is None or wanted.workers < attempt.world_size:
+                self._slots.cancel_reservation()
+        out_of_step = attempt is not None and attempt.out_of_step
+        if wanted is None or out_of_step or self._slots.is_reserving(wanted.workers):
             self._deadlines.cancel(Deadline.RESIZE)
         else:
             self._deadlines.set_at(Deadline.RESIZE, max(wanted.when, self._deadlines.now()))
@@ -196,6 +212,12 @@ class Steering:
         return self.regroup is not None and self.regroup.cause == "resize"
 
     def _put_off(self, attempt: Attempt) -> None:
+        """Continue with the ranks as they are, without slots for others."""
+        if self._is_resizing():
+            self._slots.cancel_reservation()
+        self._postpone(attempt)
+
+    def _postpone(self, attempt: Attempt) -> None:
         self.regroup = None
         self._deadlines.cancel(Deadline.TOGETHER)
         self.holds.let_go(attempt)
