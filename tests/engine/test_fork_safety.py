@@ -38,6 +38,12 @@ def test_it_is_safe_after_mere_imports() -> None:
     assert answer(f"import numpy, pyarrow, torch; {ASK}") == ""
 
 
+def test_it_is_safe_in_a_process_that_was_forked_itself() -> None:
+    fork = "import os, torch; child = os.fork(); child and (os.waitpid(child, 0), os._exit(0)); "
+    assert answer(fork + ASK) == ""
+    assert "native thread" in answer(fork + MATMUL + ASK)
+
+
 def test_a_server_with_torch_preloaded_is_safe_to_fork_and_has_not_loaded_pyarrow() -> None:
     preload = f"from powertrain.engine.local import server; server._preload({TORCH_PRELOAD!r}); "
     loaded = "import sys; print('ANSWER', 'torch._dynamo' in sys.modules, 'pyarrow' in sys.modules)"

@@ -25,7 +25,7 @@ import pytest
 FAST = "smoke or not (e2e or ray or slow or gpu)"
 REST_ON_RAY = "not smoke and ray and not gpu"
 REST = "not smoke and (gpu or (e2e or slow) and not ray)"
-SLOW_SECONDS = 3.0
+SLOW_SECONDS = 2.0
 #: Number of groups of Ray tests. A group stays on one worker, which starts one cluster for all of it.
 RAY_GROUPS = 1
 #: Number of retries of a test that is marked as unsteady.

@@ -107,7 +107,9 @@ def why_fork_is_unsafe() -> str:
 
 def _count_extra_threads() -> int:
     """Count native threads other than this one, Python's and those started by imports."""
-    return len(_native_threads() - {thread.native_id for thread in threading.enumerate()}) - _import_threads()
+    # The main thread of a forked process keeps the native id of its parent in Python 3.11, among others.
+    of_python = {thread.native_id for thread in threading.enumerate()} | {threading.get_native_id()}
+    return len(_native_threads() - of_python) - _import_threads()
 
 
 def _native_threads() -> set[int]:
