@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from powertrain.trace.device.allocations import KeptAllocations, kept_lines
 from powertrain.trace.profiling.user_lines import FileJudge
+from powertrain.trace.recording import patch_choice, patches
 from powertrain.trace.recording.recorder import Recorder
 
 MIB = 1 << 20
@@ -73,3 +75,61 @@ def test_only_a_peak_that_keeps_rising_is_suspected(
     assert bool(recorder.at_step_end) == is_suspected
     kept.close()
     assert not recorder.at_step_end
+
+
+@pytest.fixture
+def history(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What torch's history of allocations was set to, without a GPU."""
+    calls: list[Any] = []
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: False, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {})
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": [[]]})
+    monkeypatch.setattr(
+        torch.cuda.memory, "_record_memory_history", lambda enabled, **_: calls.append(enabled)
+    )
+    return calls
+
+
+def suspecting(recorder: Recorder) -> KeptAllocations:
+    kept = KeptAllocations(recorder)
+    recorder.watch_step_ends(kept._on_step_end)
+    return kept
+
+
+def end_steps(recorder: Recorder, count: int) -> None:
+    for _ in range(count):
+        for listener in list(recorder.at_step_end):
+            listener(0)
+
+
+def test_the_history_is_recorded_for_some_steps_and_then_ended(history: list[Any]) -> None:
+    recorder = Recorder()
+    patches.install(recorder, patch_choice.choose("auto"))
+    try:
+        kept = suspecting(recorder)
+        end_steps(recorder, 3)
+        assert history == ["all"]
+        end_steps(recorder, 10)
+        assert history == ["all", None]
+        assert not recorder.at_step_end
+        kept.close()
+    finally:
+        patches.uninstall()
+
+
+def test_a_history_that_the_user_starts_meanwhile_is_left_to_them(history: list[Any]) -> None:
+    recorder = Recorder()
+    patches.install(recorder, patch_choice.choose("auto"))
+    try:
+        kept = suspecting(recorder)
+        end_steps(recorder, 2)
+        torch.cuda.memory._record_memory_history("state")
+        end_steps(recorder, 10)
+        assert history == ["all", "state"]
+        assert not recorder.at_step_end
+        assert kept.news() is None
+        kept.close()
+        assert history == ["all", "state"]
+    finally:
+        patches.uninstall()

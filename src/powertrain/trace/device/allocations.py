@@ -1,7 +1,7 @@
 """Where device memory that is kept was allocated: the allocator's history of a few steps, once a leak is suspected.
 
 A leak is suspected when the peak of the memory in use rises again and again. The history costs about a microsecond for
-each allocation of these steps. It is not recorded while the user records it.
+each allocation of these steps. It is not recorded while the user records it, and is the user's once they start to.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ _LEAST_MIB_OF_LINE = 0.1
 _LINES_LIMIT = 8
 
 
+#: Windows in which the history is recorded.
+_recording: set[KeptAllocations] = set()
+
+
+def leave_history_to_user() -> None:
+    """Give up all windows without ending torch's history: the user starts or ends it."""
+    while _recording:
+        _recording.pop().give_up()
+
+
 class KeptAllocations:
     """Finds the lines whose allocations outlive their steps. An error here ends that, never a step."""
 
@@ -48,7 +58,6 @@ class KeptAllocations:
         #: When the steps of the window began and ended, in microseconds; what ended the step before it.
         self._ends: list[int] = []
         self._boundary = self._before = 0
-        self._is_recording = False
         self._lines: list[dict[str, Any]] | None = None
         self._reader: threading.Thread | None = None
 
@@ -76,9 +85,14 @@ class KeptAllocations:
         if self._reader is not None:
             self._reader.join()
 
+    def give_up(self) -> None:
+        """Forget an open window; torch's history goes on."""
+        _recording.discard(self)
+        self._recorder.unwatch_step_ends(self._on_step_end)
+
     def _on_step_end(self, boundary: int) -> None:
         try:
-            if not self._is_recording:
+            if self not in _recording:
                 self._start(boundary)
             elif self._allocations() - self._before > _MOST_ALLOCATIONS:
                 self._recorder.unwatch_step_ends(self._on_step_end)
@@ -99,7 +113,8 @@ class KeptAllocations:
         torch.cuda.memory._record_memory_history(
             enabled="all", context="alloc", stacks="python", max_entries=_ENTRIES_LIMIT
         )
-        self._is_recording, self._boundary, self._before = True, boundary, self._allocations()
+        _recording.add(self)  # after the call, which would otherwise count as the user's
+        self._boundary, self._before = boundary, self._allocations()
         self._ends = [time.time_ns() // 1000]
 
     def _allocations(self) -> int:
@@ -116,8 +131,8 @@ class KeptAllocations:
         self._reader.start()
 
     def _stop_recording(self) -> None:
-        if self._is_recording:
-            self._is_recording = False
+        if self in _recording:
+            _recording.discard(self)
             with contextlib.suppress(Exception):
                 sys.modules["torch"].cuda.memory._record_memory_history(enabled=None)
 

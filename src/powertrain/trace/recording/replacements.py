@@ -11,7 +11,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from powertrain.trace.device import activity_window
+from powertrain.trace.device import activity_window, allocations
 from powertrain.trace.recording import cuda
 from powertrain.trace.recording.marks import BEGINS, ENDED, MOST_MARKS
 from powertrain.trace.recording.phases import COLLECTIVE, REPORT
@@ -187,20 +187,25 @@ def patch_captures(replaced: Replacements) -> None:
 
 
 def patch_profilers(replaced: Replacements) -> None:
-    """Let a profiler that the loop starts have the place of ours: only one may record in a process."""
+    """Let a profiler or memory history that the loop starts have the place of ours: a process has only one of each."""
     from torch.autograd import profiler
+    from torch.cuda import memory
 
-    def making_way(plain: Any) -> Any:
+    def after(give_way: Callable[[], None], plain: Any) -> Any:
         @functools.wraps(plain)
         def start(*args: Any, **kwargs: Any) -> Any:
-            activity_window.make_way()
+            give_way()
             return plain(*args, **kwargs)
 
         return start
 
-    for name in ("_prepare_profiler", "_enable_profiler"):
-        if (plain := getattr(profiler, name, None)) is not None:
-            replaced.replace(profiler, name, making_way(plain))
+    for owner, name, give_way in (
+        (profiler, "_prepare_profiler", activity_window.make_way),
+        (profiler, "_enable_profiler", activity_window.make_way),
+        (memory, "_record_memory_history", allocations.leave_history_to_user),
+    ):
+        if (plain := getattr(owner, name, None)) is not None:
+            replaced.replace(owner, name, after(give_way, plain))
 
 
 def patch_collectives(replaced: Replacements) -> None:
