@@ -33,6 +33,7 @@ from powertrain.run.workers.starting import START_TIMEOUT_S
 from powertrain.storage import boundaries
 from powertrain.wire.from_worker import Arrived, DebugClosed, DebugOpened, DebugQuit
 from powertrain.wire.values import Frame
+from powertrain.worker.checkpoints import newest_reports
 from powertrain.worker.place import DataSettings
 
 
@@ -74,6 +75,31 @@ def test_slots_that_come_in_parts_are_waited_for_and_the_reason_is_told(run: Run
     assert (waited.granted, waited.count, waited.reason) == (1, 3, reason)
     (started,) = run.watcher.all_of(ev.AttemptStarted)
     assert started.hosts == ("a", "a", "b")
+
+
+def test_metrics_that_died_with_their_ranks_are_named_once_unless_they_are_made_again(run: Run) -> None:
+    """Rank 1 keeps a report that it never sends, too large for the file beside it; a checkpoint comes after it."""
+    large = {"text": "x" * newest_reports.HALF_BYTES}
+
+    def play(worker: ScriptedWorker) -> None:
+        if worker.attempt > 0:
+            return
+        if worker.rank == 1:
+            worker.service.post = lambda message: None  # type: ignore[method-assign]
+        worker.report({"row": 1})
+        worker.report(large if worker.rank == 1 else {"row": 2})
+        worker.report({"row": 3}, files={"state": b"saved"} if worker.rank == 0 else None)
+        worker.report(large if worker.rank == 1 else {"row": 4})
+        if worker.rank == 1:
+            worker.die(-signal.SIGKILL)
+        worker.hang()
+
+    assert run.go(ScriptedEngine(play), max_failures=1).state == "finished"
+    said = [text for text in run.watcher.warnings() if "before they could send" in text]
+    assert said == [
+        "Ranks [1] ended before they could send all their reports of row 2: metrics of theirs are missing in the "
+        "results."
+    ]
 
 
 def test_a_remark_about_waiting_that_comes_after_the_last_grant_harms_nothing(run: Run) -> None:

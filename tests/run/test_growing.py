@@ -12,7 +12,7 @@ from tests.support.scripted_engine import ScriptedClaim, ScriptedEngine
 from tests.support.scripted_worker import ScriptedWorker
 
 from powertrain.run import events as ev
-from powertrain.run.scaling import policy
+from powertrain.run.scaling import policy, reservation
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +156,7 @@ def test_a_reserved_slot_that_goes_is_requested_again_and_no_rank_notices(run: R
     assert run.watcher.all_of(ev.Notified) == []
 
 
-def test_a_failed_attempt_continues_on_the_slots_that_were_granted_so_far(run: Run) -> None:
+def test_a_failed_attempt_keeps_its_size_and_grows_afterwards(run: Run) -> None:
     play = Loop()
     engine = LateEngine(play)
 
@@ -164,7 +164,79 @@ def test_a_failed_attempt_continues_on_the_slots_that_were_granted_so_far(run: R
         engine.grant(engine.late[0], 1)
         play.wait_for_rows(0, 5)
         play.fails.set()
-        play.wait_for_rows(1, 5)
+        play.wait_for(lambda: len(engine.late) == 2)
+        engine.grant(engine.late[1], 1)
+        play.wait_for_rows(2, 5)
 
     assert go(run, engine, play, fail_with_one_more) == "finished"
-    assert play.sizes[1] == 3
+    assert play.sizes == {0: 2, 1: 2, 2: 4}
+    assert [claim.count for claim in engine.late] == [2, 1], "the granted slot is kept"
+    assert [event.world_size for event in run.watcher.all_of(ev.Resized)] == [4]
+
+
+def test_a_lost_worker_is_replaced_by_a_reserved_slot(run: Run) -> None:
+    play = Loop()
+    engine = LateEngine(play)
+
+    def lose_a_worker() -> None:
+        engine.grant(engine.late[0], 1)
+        play.wait_for_rows(0, 5)
+        engine.lose(engine.claims[0].slots[0])
+        play.wait_for_rows(1, 5)
+
+    assert go(run, engine, play, lose_a_worker) == "finished"
+    assert play.sizes[1] == 2
+    assert run.watcher.all_of(ev.Resized) == []
+
+
+def test_a_run_grows_by_what_it_got_when_the_rest_does_not_come(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reservation, "_PROGRESS_TIMEOUT_S", 0.2)
+    play = Loop()
+    engine = LateEngine(play)
+
+    def grant_one() -> None:
+        engine.grant(engine.late[0], 1)
+        play.wait_for_rows(1, 5)
+
+    assert go(run, engine, play, grant_one) == "finished"
+    assert play.sizes == {0: 2, 1: 3}
+    assert engine.late[0].withdrawn
+
+
+@pytest.mark.parametrize("is_refused", [True, False], ids=["refused", "overdue"])
+def test_a_request_that_is_not_met_is_made_again_later(
+    run: Run, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reservation, "_PROGRESS_TIMEOUT_S", 600.0 if is_refused else 0.1)
+    monkeypatch.setattr(reservation, "_RETRY_RANGE_S", (0.05, 0.1))
+    play = Loop()
+    engine = LateEngine(play)
+
+    def wait_for_the_next() -> None:
+        if is_refused:
+            engine.refuse(engine.late[0], "the script has no such slot")
+        play.wait_for(lambda: len(engine.late) >= 2)
+        engine.grant(engine.late[-1], 2)
+        play.wait_for_rows(1, 5)
+
+    assert go(run, engine, play, wait_for_the_next) == "finished"
+    assert play.sizes == {0: 2, 1: 4}
+
+
+def test_a_run_that_ends_gives_reserved_slots_back_before_it_waits_for_storage(run: Run) -> None:
+    play = Loop()
+    engine = LateEngine(play)
+    held: list[bool] = []
+
+    def stop() -> None:
+        (slot,) = engine.grant(engine.late[0], 1)
+        play.wait_for_rows(0, 5)
+        run.controller.notify("asked to end")
+        play.wait_for(lambda: not engine.is_held(slot))
+        held.append(engine.is_held(slot))
+
+    assert go(run, engine, play, stop) == "preempted"
+    assert held == [False]
+    assert engine.late[0].withdrawn

@@ -389,7 +389,7 @@ def die_once_before_plain_reports_are_sent(config: dict[str, Any]) -> None:
         powertrain.report({"value": 100})
         return
     if rank == 1:
-        current("the story").service.gather = 600.0  # seconds for which reports wait for a heartbeat
+        current("the story").service.post = lambda message: None  # type: ignore[method-assign]
     for row in range(1, 4):
         if row == 3 and rank == 0:
             with powertrain.checkpoint_dir() as directory:

@@ -34,6 +34,7 @@ from powertrain.checkpoint import uploader
 from powertrain.engine.base import (
     Capacity,
     Claim,
+    ClaimRefused,
     Drain,
     EngineEvent,
     EventSink,
@@ -237,6 +238,10 @@ class ScriptedEngine:
     def say_waiting(self, claim: ScriptedClaim, reason: str) -> None:
         """Report the reason why a claim waits."""
         self._tell(Waiting(claim.id, len(claim.slots), reason))
+
+    def refuse(self, claim: ScriptedClaim, reason: str) -> None:
+        """Report that a claim will never be met."""
+        self._tell(ClaimRefused(claim.id, reason))
 
     def lose(self, slot: Slot, reason: str = "the script took it away") -> None:
         """Withdraw a slot, and end its process without a message."""

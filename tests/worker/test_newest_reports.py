@@ -72,6 +72,22 @@ def test_a_file_that_was_not_written_whole_gives_no_report(tmp_path: Path, conte
     path = tmp_path / "0-0"
     path.write_bytes(content)
     assert read_newest_reports(str(path)).reports == []
+
+
+def test_a_file_with_a_damaged_report_gives_those_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "0-0"
+    newest = NewestReports(str(path))
+    for row in (1, 2, 3):
+        newest.add(point(row, text="two words"))
+    newest.close()
+    content = bytearray(path.read_bytes())
+    second = content.index(b"two words", content.index(b"two words") + 1)
+    content[second] = 0xFF
+    path.write_bytes(content)
+    assert read_newest_reports(str(path)) == (3, [point(1, text="two words")])
+
+
+def test_a_rank_without_a_file_has_no_reports(tmp_path: Path) -> None:
     assert read_newest_reports(str(tmp_path / "missing")) == (0, [])
 
 
@@ -86,7 +102,7 @@ def test_a_process_that_is_killed_while_it_reports_leaves_whole_reports(tmp_path
     rank = multiprocessing.get_context("fork").Process(target=report_until_killed, args=(path,))
     rank.start()
     while read_newest_reports(path).row < 200:
-        pass
+        assert rank.is_alive()
     os.kill(rank.pid or 0, signal.SIGKILL)
     rank.join()
     row, found = read_newest_reports(path)

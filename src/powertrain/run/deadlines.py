@@ -64,6 +64,7 @@ class Deadline(StrEnum):
     CAPACITY = "the engine has reported its capacity"
     SLOTS = "additional slots are granted"
     QUEUE = "requested slots are granted"
+    RESERVATION = "one more reserved slot is granted"
     RESIZE = "the number of workers is changed"
     TOGETHER = "all ranks have reached the same boundary"
     WATCH = "the watchdog looks at the ranks"

@@ -81,6 +81,7 @@ class Ending:
         if cause != "criterion":
             run.debugging.end("the run is stopping")
         run.steering.take()  # a change of the number of workers does not matter any longer
+        run.slots.reservation.cancel()
         run.deadlines.cancel(Deadline.RETRY)
         if is_agreed:
             return
@@ -185,6 +186,7 @@ class Ending:
         """Every function has returned: run the backend's shutdown hooks."""
         run = self._run
         attempt.phase = phases.SHUTTING_DOWN
+        run.slots.reservation.cancel()
         run.deadlines.cancel(
             Deadline.GRACE, Deadline.LAGGARDS, Deadline.WATCH, Deadline.RESIZE, Deadline.TOGETHER
         )

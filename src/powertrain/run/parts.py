@@ -74,7 +74,7 @@ class Parts:
         self.watch = HangWatch(run)
         self.starting = Starting(run, self.watch)
         run.slots.on_complete = self.starting.start_attempt
-        run.slots.on_reservation_changed = run.consider_resize
+        run.slots.reservation.on_changed = run.consider_resize
         self.reports = Reports(run, self.settling, self.watch, from_checkpoint)
         self.clearing = Clearing(run, self.settling, self.reports)
         self.recovery = Recovery(run, self.settling, self.reports, self.starting, self.clearing)
@@ -138,6 +138,7 @@ class Parts:
             Deadline.CAPACITY: self.engine_events.on_capacity_known,
             Deadline.SLOTS: run.slots.on_overdue,
             Deadline.QUEUE: self.engine_events.on_queue_timeout,
+            Deadline.RESERVATION: run.slots.on_reservation_overdue,
             Deadline.RESIZE: lambda: run.steering.resize(run.attempt, is_free=run.stop.request is None),
             Deadline.TOGETHER: lambda: run.steering.on_late_ranks(run.attempt),
             Deadline.WATCH: self.watch.on_due,

@@ -105,6 +105,12 @@ class CheckpointManager:
         """Return the pending checkpoints, oldest first."""
         return sorted(self._pending.values(), key=lambda p: p.key)
 
+    @property
+    def newest_row(self) -> int:
+        """Return the row of the newest checkpoint, also one that is still on its way; 0 for none."""
+        on_the_way = max((pending.row for pending in self.pending), default=0)
+        return max(on_the_way, self.newest.row if self.newest is not None else 0)
+
     def newest_path(self) -> str:
         """Return the path of the newest one; "" for none."""
         return self.value(self.newest).address if self.newest is not None else ""

@@ -180,7 +180,9 @@ class Recovery:
         if attempt.group is not None and not attempt.shut_down:
             # Its workers are gone; the hooks clean up in the driver.
             self._starting.run_hooks(attempt, "shutdown")
-        if decision.retry and run.stop.request is None:
+        retries = decision.retry and run.stop.request is None
+        self._reports.warn_of_lost_reports(attempt, run.checkpoints.newest_row if retries else None)
+        if retries:
             self._settling.wait(RetryAfter(decision.delay), self._settling.patience, continues=True)
             return
         run.stop.is_decided = True
@@ -271,13 +273,15 @@ class Recovery:
         run.attempt = run.notice = None
         run.deadlines.cancel(Deadline.GRACE)
         self._reports.reset_to(run.checkpoints.newest)
-        run.slots.keep_reserved()
+        run.slots.reservation.withdraw()  # growth goes on when the ranks train again
         if regroup is not None:
             run.slots.drop(regroup.drop)
         if not (run.elastic.is_elastic and run.slots.held):
             run.slots.again()
             return
-        workers = max(len(run.slots.held), run.spec.min_workers)
+        spare = len(run.slots.reservation.slots)
+        workers = len(run.slots.held) + min(spare, max(0, run.state.world_size - len(run.slots.held)))
+        workers = max(workers, run.spec.min_workers)
         reason = attempt.losses[0][1] if attempt is not None and attempt.losses else ""
         if regroup is not None:
             workers, reason = regroup.workers, regroup.reason

@@ -46,7 +46,7 @@ class Notices:
 
     def on_drain(self, event: base.Drain) -> None:
         """The engine announces that a slot will be withdrawn."""
-        if self._run.slots.drop_reserved(event.slot):
+        if self._run.slots.reservation.forget(event.slot, is_lost=False):
             return
         reason = f"{event.slot.host} will be taken away: {event.reason}"
         deadline = event.deadline or self._run.clock.time() + self._run.spec.signal_grace

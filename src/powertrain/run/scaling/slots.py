@@ -1,12 +1,7 @@
-"""The slots of a run: how many to request, which it holds, and how it continues when some are missing.
-
-A run that can grow reserves the additional slots while its ranks train, and stops them only when it has all of them: on
-a cluster the process of a new node may take a minute to start.
-"""
+"""The slots of a run: how many to request, which it holds, and how it continues when some are missing."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Collection
 
@@ -18,6 +13,7 @@ from powertrain.run.lifecycle import WAITING
 from powertrain.run.record.facts import Facts
 from powertrain.run.scaling import policy
 from powertrain.run.scaling.policy import Elastic
+from powertrain.run.scaling.reservation import Reservation
 from powertrain.run.spec import RunSpec
 
 #: Seconds for an engine to report its capacity; without a report, the maximum is requested.
@@ -29,10 +25,8 @@ _MORE_SLOTS_TIMEOUT_S = 10.0
 class Slots:
     """The slots that a run holds. The controller's thread only."""
 
-    #: Called when all requested slots are held; and when all reserved ones are, or one of them is gone. Set before the
-    #: first request.
+    #: Called when all requested slots are held. Set before the first request.
     on_complete: Callable[[], None]
-    on_reservation_changed: Callable[[], None]
 
     def __init__(
         self,
@@ -48,10 +42,8 @@ class Slots:
         self._awaits_capacity = False
         self.wanted = 0
         self.held: list[base.Slot] = []
-        #: Slots beside those of the running attempt, the claim for missing ones, and how many it will have with them.
-        self._reserved: list[base.Slot] = []
-        self._reservation: base.Claim | None = None
-        self._reserved_size = 0
+        #: Slots for more workers, beside those of the running attempt.
+        self.reservation = Reservation(engine, spec.shape, deadlines)
         #: The last message of the engine about missing resources.
         self.reason = ""
 
@@ -85,9 +77,7 @@ class Slots:
     def request(self) -> None:
         """Request as many as there is room for, fewer where the engine can never give so many; held ones are
         released."""
-        self.keep_reserved()
-        self._engine.release(self.held)
-        self.held = []
+        self.release()
         problem: ResourceError | None = None
         for count in policy.sizes_to_try(self._spec.min_workers, self._elastic.size()):
             self._record_request(count)
@@ -110,8 +100,8 @@ class Slots:
             self.request()
 
     def change_to(self, workers: int) -> None:
-        """Continue with ``workers`` slots: with the held ones, and new ones where they are short."""
-        self.keep_reserved()
+        """Continue with ``workers`` slots: with the held ones, and reserved or new ones where they are short."""
+        self.held += self.reservation.take(workers - len(self.held))
         self._engine.release(self.held[workers:])
         self.held = self.held[:workers]
         self._record_request(workers)
@@ -168,72 +158,29 @@ class Slots:
         number = self._facts.state.attempt + 1
         self._facts.record(ev.SlotsRequested(time=self._deadlines.clock.time(), attempt=number, count=count))
 
-    # -- slots for more workers, while the ranks train
+    # -- more slots, while the ranks train
 
     def reserve(self, workers: int) -> bool:
-        """Return True when there are slots for ``workers``; otherwise request the missing ones.
-
-        ``on_reservation_changed`` is called when they are granted.
-        """
-        missing = workers - len(self.held) - len(self._reserved)
-        if missing <= 0:
-            return True
-        if not self.is_reserving(workers):
-            self._withdraw_reservation()
-            self._reserved_size = workers
-            # An engine that can never give so many refuses; its capacity then says so soon.
-            with contextlib.suppress(ResourceError, EngineError):
-                self._reservation = self._engine.request(missing, self._spec.shape)
-        return False
+        """Return True when there are slots for ``workers``; otherwise request the missing ones."""
+        return self.reservation.ensure(workers - len(self.held))
 
     def is_reserving(self, workers: int) -> bool:
         """Return True while slots for ``workers`` are awaited."""
-        return self._reservation is not None and self._reserved_size == workers
+        return self.reservation.is_awaiting(workers - len(self.held))
 
-    def cancel_reservation(self) -> None:
-        """Give back the slots beside those of the running attempt: the run does not grow now."""
-        self._withdraw_reservation()
-        self._engine.release(self._reserved)
-        self._reserved = []
-
-    def keep_reserved(self) -> None:
-        """Add the reserved slots, as far as they were granted, to those for the next attempt."""
-        self._withdraw_reservation()
-        self.held += self._reserved
-        self._reserved = []
-
-    def drop_reserved(self, slot: base.Slot) -> bool:
-        """Give back a reserved slot; return False where it is none."""
-        if slot not in self._reserved:
-            return False
-        self._engine.release([slot])
-        self._forget_reserved(slot)
-        return True
-
-    def owns_reservation(self, claim: str) -> bool:
-        """Return True when this claim is for slots beside those of the running attempt."""
-        return self._reservation is not None and claim == self._reservation.id
-
-    def _forget_reserved(self, slot: base.Slot) -> None:
-        """Forget a reserved slot that is gone, and request the missing ones anew if the run still grows."""
-        self._reserved.remove(slot)
-        self._withdraw_reservation()
-        self.on_reservation_changed()
-
-    def _withdraw_reservation(self) -> None:
-        if self._reservation is not None:
-            self._engine.withdraw(self._reservation)
-            self._reservation = None
+    def on_reservation_overdue(self) -> None:
+        """Grow by the slots that were granted: the engine has no room for more."""
+        if self.reservation.slots:
+            count = len(self.held) + len(self.reservation.slots)
+            self._elastic.set_capacity(count, self._deadlines.now())
+        self.reservation.on_overdue()
 
     # -- events of the engine
 
     def on_granted(self, event: base.Granted) -> None:
         """Keep the granted slots; release those of a withdrawn claim."""
-        if self.owns_reservation(event.claim):
-            self._reserved += event.slots
-            if len(self.held) + len(self._reserved) >= self._reserved_size:
-                self._reservation = None
-                self.on_reservation_changed()
+        if self.reservation.owns_claim(event.claim):
+            self.reservation.on_granted(event)
             return
         if not self.owns_claim(event.claim):
             self._engine.release(event.slots)
@@ -244,6 +191,8 @@ class Slots:
             self.on_complete()
 
     def on_waiting(self, event: base.Waiting) -> None:
+        if not self.owns_claim(event.claim):
+            return
         state = self._facts.state
         self.reason = event.reason
         if state.state == WAITING:
@@ -265,9 +214,8 @@ class Slots:
         return f"it waits until {time.strftime('%H:%M:%S', time.localtime(ends))} (queue_timeout_s)"
 
     def lose(self, slot: base.Slot) -> bool:
-        """Forget a lost slot; return True when the run held it."""
-        if slot in self._reserved:
-            self._forget_reserved(slot)
+        """Forget a lost slot; return True when the run held it, not just reserved it."""
+        self.reservation.forget(slot, is_lost=True)
         left = [held for held in self.held if held.id != slot.id]
         was_ours, self.held = len(left) < len(self.held), left
         return was_ours
@@ -280,6 +228,7 @@ class Slots:
         self.held = [slot for slot in self.held if slot.id not in ids]
 
     def release(self) -> None:
-        self.keep_reserved()
+        """Release all slots, also the reserved ones."""
+        self.reservation.cancel()
         self._engine.release(self.held)
         self.held = []

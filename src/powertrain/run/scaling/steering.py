@@ -79,6 +79,8 @@ class Steering:
         """Note that a function has ended: the others need not wait for it. Where it has returned, a resize is
         pointless."""
         attempt = member.attempt
+        if not member.was_stopped:  # it has returned: the run does not grow any more
+            self._slots.reservation.cancel()
         others_may_have_ended = attempt.hold is not None and attempt.hold.stops
         if self._is_resizing() and not member.was_stopped and not others_may_have_ended:
             self._put_off(attempt)
@@ -99,7 +101,7 @@ class Steering:
         elif self._has_committed:
             self.holds.send_on(attempt, "step")
         else:
-            self._put_off(attempt)
+            self._postpone(attempt)
             self._deadlines.set(Deadline.RESIZE, _ASK_INTERVAL_S)
             if attempt.first_row_seen:  # before that it is unknown whether the loop can save
                 self._warn_once(
@@ -122,7 +124,7 @@ class Steering:
         if attempt is not None and attempt.phase == phases.TRAINING and is_free and self.regroup is None:
             wanted = self._elastic.wanted(attempt.world_size)
             if wanted is None or wanted.workers < attempt.world_size:
-                self._slots.cancel_reservation()
+                self._slots.reservation.cancel()
         out_of_step = attempt is not None and attempt.out_of_step
         if wanted is None or out_of_step or self._slots.is_reserving(wanted.workers):
             self._deadlines.cancel(Deadline.RESIZE)
@@ -214,7 +216,7 @@ class Steering:
     def _put_off(self, attempt: Attempt) -> None:
         """Continue with the ranks as they are, without slots for others."""
         if self._is_resizing():
-            self._slots.cancel_reservation()
+            self._slots.reservation.cancel()
         self._postpone(attempt)
 
     def _postpone(self, attempt: Attempt) -> None:

@@ -41,8 +41,9 @@ class Member:
     exited: bool = False
     failure: WorkerFailure | None = None
     beat: Beat | None = None
-    #: Rows whose reports were found in the staging area after its death.
+    #: Rows whose reports were found on its node after its death, and those whose reports had returned and were not.
     recovered: set[int] = field(default_factory=set)
+    missing: set[int] = field(default_factory=set)
 
     @property
     def rank(self) -> int:

@@ -36,9 +36,9 @@ class EngineEvents:
                 raise ResourceError(event.reason)
             run.warn(event.reason)
             run.slots.on_overdue()
-        elif run.slots.owns_reservation(event.claim):
+        elif run.slots.reservation.owns_claim(event.claim):
             run.warn_once(event.reason)
-            run.slots.cancel_reservation()
+            run.slots.reservation.on_refused()
 
     def on_capacity(self, event: base.Capacity) -> None:
         self._run.elastic.set_capacity(event.count, self._run.deadlines.now())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,11 +26,14 @@ from powertrain.run.workers import launch
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.workers.rows import Row
 from powertrain.text.errors import describe_error
+from powertrain.values.arguments import shorten
 from powertrain.wire.from_controller import RowClosed
 from powertrain.wire.from_worker import Arrived, Outcome
 from powertrain.wire.values import Point
 from powertrain.worker.checkpoints.newest_reports import read_newest_reports
 
+#: Rows of a dead rank that are looked for.
+_MOST_MISSING = 100_000
 #: Seconds for which ranks that have reported wait for one that never has.
 ABSENT_TIMEOUT_S = 30.0
 #: Seconds between two messages about a rank that is behind.
@@ -83,6 +88,8 @@ class Reports:
             points = [point for point in points if point.solo or point.row not in member.recovered]
         if not points:
             return
+        if member.missing:
+            member.missing -= {point.row for point in points}
         number, rank = member.attempt.number, member.rank
         self._unkept += [
             PointRecord(rank=rank, attempt=number, row=p.row, at=p.at, solo=p.solo, metrics=p.metrics)
@@ -188,7 +195,7 @@ class Reports:
     def watch_late_ranks(self, attempt: Attempt) -> None:
         """Set or cancel the deadlines for ranks that are behind."""
         deadlines = self._run.deadlines
-        if self._run.debugging.is_open:
+        if self._run.debugging.is_open or attempt.phase == phases.CLEARING:
             return
         if attempt.rows.newest <= attempt.rows.closed:
             deadlines.cancel(Deadline.LATE, Deadline.ABSENT)
@@ -284,7 +291,10 @@ class Reports:
         """
         attempt, rank, spec = member.attempt, member.rank, self._run.spec
         last = max(attempt.rows.last_row(rank), attempt.first_row - 1)
-        newest, reports = read_newest_reports(launch.mark_path(spec, attempt.number, rank), after=last)
+        kept = launch.mark_path(spec, attempt.number, rank)
+        newest, reports = read_newest_reports(kept, after=last)
+        with contextlib.suppress(OSError):
+            os.remove(kept)
         by_row = {point.row: point for point in reports}
         by_row |= sealed_reports(launch.staging_root(spec), attempt.number, rank)
         if event is not None:
@@ -296,18 +306,29 @@ class Reports:
             self.flush()
             member.recovered |= {point.row for point in found}
         attempt.has_trained |= newest > 0
-        self._warn_of_lost_reports(rank, [row for row in range(last + 1, newest + 1) if row not in by_row])
+        unsent = range(max(last + 1, newest - _MOST_MISSING), newest + 1)
+        member.missing = {row for row in unsent if row not in by_row}
         self.close_rows(attempt, attempt.rows.reach(rank, newest))
 
-    def _warn_of_lost_reports(self, rank: int, rows: list[int]) -> None:
-        """Warn of reports that had returned and whose metrics died with the rank."""
-        if not rows:
-            return
-        which = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows from {rows[0]} to {rows[-1]}"
-        self._run.warn(
-            f"Rank {rank} ended before it could send its report of {which}: the metrics in it are lost. They were too "
-            "large to be kept beside the process, or still on their way from the GPU."
-        )
+    def warn_of_lost_reports(self, attempt: Attempt, up_to: int | None) -> None:
+        """Warn of reports that had returned and whose metrics died with their rank.
+
+        Args:
+            attempt: The attempt, of which no process is left.
+            up_to: The last row that counts: the next attempt makes later reports again. None where there is none.
+        """
+        missing = {
+            member.rank: rows
+            for member in attempt.members
+            if (rows := [row for row in member.missing if up_to is None or row <= up_to])
+        }
+        if missing:
+            lost = [row for rows in missing.values() for row in rows]
+            which = f"row {lost[0]}" if len(set(lost)) == 1 else f"rows {min(lost)} to {max(lost)}"
+            self._run.warn(
+                f"Ranks {shorten(str(sorted(missing)))} ended before they could send all their reports of {which}: "
+                "metrics of theirs are missing in the results."
+            )
 
     # -- the result
 

@@ -43,8 +43,8 @@ _recording: set[KeptAllocations] = set()
 
 def leave_history_to_user() -> None:
     """Give up all windows without ending torch's history: the user starts or ends it."""
-    while _recording:
-        _recording.pop().give_up()
+    for window in list(_recording):
+        window.give_up()
 
 
 class KeptAllocations:

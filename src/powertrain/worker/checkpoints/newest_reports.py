@@ -25,10 +25,11 @@ from powertrain.wire.values import Point
 #: Bytes of one half: hundreds of ordinary reports, where a rank rarely has more than a few unsent ones. A report that
 #: needs more is not kept.
 HALF_BYTES = 64 << 10
-#: The newest row, the half that is appended to, and the bytes used in each half.
-_HEADER = struct.Struct("<qqqq")
+#: The half that is appended to, and of each half the bytes that are used and the newest row at the time.
+_HEADER = struct.Struct("<qqqqq")
 _NUMBER = struct.Struct("<q")
-_HALF_AT, _USED_AT = 8, (16, 24)
+_USED_AND_ROW = struct.Struct("<qq")
+_HALF_AT, _USED_AT = 0, (8, 24)
 _LENGTH = struct.Struct("<I")
 _FILE_BYTES = _HEADER.size + 2 * HALF_BYTES
 
@@ -53,7 +54,7 @@ class NewestReports:
             return
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb+") as file:
-            file.write(_HEADER.pack(0, 0, 0, 0))
+            file.write(_HEADER.pack(0, 0, 0, 0, 0))
             file.flush()
             self._has_room = _allocate(file.fileno())
             self._map = mmap.mmap(file.fileno(), 0)
@@ -66,7 +67,8 @@ class NewestReports:
             is_pending: True when its values are still on their way from a GPU. Then only its row is kept, as for a
                 report that is too large, and for one with a share of a checkpoint, which is sealed with its report.
         """
-        if self._map is None:
+        target = self._map
+        if target is None:
             return
         if self._has_room and point.part is None and not is_pending:
             try:
@@ -74,20 +76,20 @@ class NewestReports:
             except frames.TooLarge:
                 pass
             else:
-                self._append(self._map, data)
-        _NUMBER.pack_into(self._map, 0, point.row)
+                end = self._used + _LENGTH.size + len(data)
+                if end > HALF_BYTES:
+                    end -= self._used
+                    self._begin_other_half(target)
+                at = _HEADER.size + self._half * HALF_BYTES + self._used
+                _LENGTH.pack_into(target, at, len(data))
+                target[at + _LENGTH.size : at + _LENGTH.size + len(data)] = data
+                self._used = end
+        _USED_AND_ROW.pack_into(target, _USED_AT[self._half], self._used, point.row)
 
-    def _append(self, target: mmap.mmap, data: bytes) -> None:
-        needed = _LENGTH.size + len(data)
-        if self._used + needed > HALF_BYTES:
-            self._half, self._used = 1 - self._half, 0
-            _NUMBER.pack_into(target, _USED_AT[self._half], 0)
-            _NUMBER.pack_into(target, _HALF_AT, self._half)
-        at = _HEADER.size + self._half * HALF_BYTES + self._used
-        _LENGTH.pack_into(target, at, len(data))
-        target[at + _LENGTH.size : at + needed] = data
-        self._used += needed
-        _NUMBER.pack_into(target, _USED_AT[self._half], self._used)
+    def _begin_other_half(self, target: mmap.mmap) -> None:
+        self._half, self._used = 1 - self._half, 0
+        _NUMBER.pack_into(target, _USED_AT[self._half], 0)  # its row stays until a newer one is written
+        _NUMBER.pack_into(target, _HALF_AT, self._half)
 
     def close(self) -> None:
         """Unmap the file, which stays."""
@@ -109,14 +111,15 @@ def _allocate(descriptor: int) -> bool:
 def read_newest_reports(path: str, after: int = 0) -> ReportsOfRank:
     """Return what the file of a rank has of rows beyond ``after``; row 0 and no reports where there is no file.
 
-    May be called at any time, in any process and after the rank was killed.
+    Of a rank that lives the reports may be incomplete.
     """
     try:
         with open(path, "rb") as file:
             content = file.read(_FILE_BYTES)
-        row, half, *used = _HEADER.unpack_from(content)
+        half, *of_halves = _HEADER.unpack_from(content)
     except (OSError, struct.error):
         return ReportsOfRank(0, [])
+    used, row = of_halves[::2], max(of_halves[1::2])
     reports: list[Point] = []
     if row > after and len(content) == _FILE_BYTES and half in (0, 1):
         for number in (1 - half, half):
@@ -132,5 +135,5 @@ def _entries(half: bytes) -> Iterator[Point]:
         at = begin + _LENGTH.unpack_from(half, at)[0]
         try:
             yield _decode(half[begin:at])
-        except msgspec.DecodeError:  # not written by this class
+        except (msgspec.DecodeError, UnicodeDecodeError):  # not written by this class
             return

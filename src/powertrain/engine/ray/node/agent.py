@@ -70,7 +70,8 @@ if TYPE_CHECKING:
 #: failure of 4 s, whose end TCP may notice 3 s late.
 FENCE_TIMEOUT_S = 12.0
 _BEAT_INTERVAL_S = 1.0
-#: The number of newest steps reported for a dead rank: far more than it makes between two messages.
+#: The numbers of newest reports and steps that are sent of a dead rank: far more than it makes between two messages.
+_REPORTS_OF_THE_DEAD = 64
 _STEPS_OF_THE_DEAD = 4000
 #: Messages in one batch, and bytes of output that may wait to be sent: beyond it printing blocks.
 _BATCH, _OUTPUT_LIMIT = 256, 16 * 2**20
@@ -243,7 +244,7 @@ class NodeAgent:
         row, reports, steps = 0, [], b""
         if command.rank >= 0:  # also where the controller could look itself
             row, newest = read_newest_reports(command.mark)
-            found = {point.row: point for point in newest if code}  # one that ended well has sent them
+            found = {point.row: point for point in newest[-_REPORTS_OF_THE_DEAD:]}
             if command.staging:
                 found |= sealed_reports(command.staging, command.attempt, command.rank)
             reports = [point for _, point in sorted(found.items())]
