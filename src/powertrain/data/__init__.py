@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from powertrain.data.preprocessors.base import Preprocessor
     from powertrain.data.readers.databases import read_sql
     from powertrain.data.readers.formats import read_orc, read_tfrecords, read_webdataset
+    from powertrain.data.readers.tables import read_delta, read_iceberg, read_lance
     from powertrain.data.reading import (
         from_arrow,
         from_blocks,
@@ -68,6 +69,7 @@ _HOMES = {
     ),
     "powertrain.data.readers.databases": ("read_sql",),
     "powertrain.data.readers.formats": ("read_orc", "read_tfrecords", "read_webdataset"),
+    "powertrain.data.readers.tables": ("read_delta", "read_iceberg", "read_lance"),
     "powertrain.data.shard": ("DataShard",),
     "powertrain.data.iterators.alone": ("DatasetIterator",),
     "powertrain.data.methods.combining": ("MixStoppingCondition",),
@@ -112,8 +114,11 @@ __all__ = [
     "range_tensor",
     "read_binary_files",
     "read_csv",
+    "read_delta",
+    "read_iceberg",
     "read_images",
     "read_json",
+    "read_lance",
     "read_numpy",
     "read_orc",
     "read_parquet",

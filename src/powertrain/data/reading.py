@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from powertrain import plugins
@@ -57,9 +58,6 @@ _JSON_EXTENSIONS = tuple(
 )
 
 
-# --------------------------------------------------------------------------- files
-
-
 def read_parquet(
     paths: Paths,
     *,
@@ -96,17 +94,22 @@ def read_parquet(
     """
     from powertrain.data.sources.files.files import file_paths
     from powertrain.data.sources.files.parquet import ParquetSource
-    from powertrain.data.sources.filtered import FilteredSource, ProjectedSource
 
     options = file_options("read_parquet", ray_arguments)
     found = file_paths(paths, file_extensions, usual=["parquet"], filesystem=filesystem, options=options)
     chosen = None if columns is None else _names(columns)
-    include_paths = arguments.flag("include_paths", include_paths)
-    if filter is None:
-        return ordered(ParquetSource(found, chosen, include_paths=include_paths), options)
-    whole = ParquetSource(found, include_paths=include_paths)
-    kept = FilteredSource(whole, _expression(filter))
-    return ordered(kept if chosen is None else ProjectedSource(kept, chosen), options)
+    make = partial(ParquetSource, found, include_paths=arguments.flag("include_paths", include_paths))
+    return ordered(filtered(make, chosen, filter), options)
+
+
+def filtered(make: Callable[..., Source], columns: Sequence[str] | None, condition: Any) -> Source:
+    """Return the rows that fit a condition, with these columns; ``make`` returns all rows with the given columns."""
+    from powertrain.data.sources.filtered import FilteredSource, ProjectedSource
+
+    if condition is None:
+        return make(columns)
+    kept = FilteredSource(make(None), _expression(condition))
+    return kept if columns is None else ProjectedSource(kept, columns)
 
 
 def ordered(source: Source, options: FileOptions) -> Dataset:

@@ -89,10 +89,10 @@ class ParquetSource(RememberingSource):
     # -- inspection
 
     def _inspect_data(self) -> SourceFacts:
-        found = find_files(self._paths)
+        found = self._find()
         footers = for_each(found, lambda file: read_footer(file, self._paths.filesystem))
         schema = self._common_schema(found, footers)
-        samples = _samples(found, self._paths.filesystem)
+        samples = self._sampled(found)
         digest, earlier = xxhash.xxh3_128(_FINGERPRINT_FORM), xxhash.xxh3_128()
         files: list[_ParquetFile] = []
         firsts: list[int] = []
@@ -106,6 +106,13 @@ class ParquetSource(RememberingSource):
             self._footers.keep(file.path, footer)
         self._files, self._firsts = tuple(files), tuple(firsts)
         return SourceFacts(tuple(blocks), schema, digest.hexdigest(), earlier.hexdigest())
+
+    def _find(self) -> tuple[DataFile, ...]:
+        return find_files(self._paths)
+
+    def _sampled(self, files: Sequence[DataFile]) -> list[str]:
+        """Return a hash of bytes of each file, so that rows in another order are noticed."""
+        return _samples(files, self._paths.filesystem)
 
     def _common_schema(self, files: Sequence[DataFile], footers: Sequence[Footer]) -> pa.Schema:
         """Return the first file's columns, or the chosen ones: the files may differ in all others. A column of nulls
