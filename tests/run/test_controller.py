@@ -95,10 +95,9 @@ def test_metrics_that_died_with_their_ranks_are_named_once_unless_they_are_made_
         worker.hang()
 
     assert run.go(ScriptedEngine(play), max_failures=1).state == "finished"
-    said = [text for text in run.watcher.warnings() if "before they could send" in text]
+    said = [text for text in run.watcher.warnings() if "ended before all reports" in text]
     assert said == [
-        "Ranks [1] ended before they could send all their reports of row 2: metrics of theirs are missing in the "
-        "results."
+        "Rank 1 ended before all reports of row 2 were sent: metrics in them are missing in the results."
     ]
 
 

@@ -18,6 +18,7 @@ from powertrain.run.checkpoints.unsaved import error_text
 from powertrain.run.deadlines import Deadline
 from powertrain.run.forced_end import EndedAtOnce
 from powertrain.run.health import failures
+from powertrain.run.health.hang_report import rank_names
 from powertrain.run.health.watching import HangWatch
 from powertrain.run.metrics.points import PointRecord
 from powertrain.run.next_steps import DecideOnRetry
@@ -26,7 +27,6 @@ from powertrain.run.workers import launch
 from powertrain.run.workers.attempt import Attempt, Member
 from powertrain.run.workers.rows import Row
 from powertrain.text.errors import describe_error
-from powertrain.values.arguments import shorten
 from powertrain.wire.from_controller import RowClosed
 from powertrain.wire.from_worker import Arrived, Outcome
 from powertrain.wire.values import Point
@@ -326,8 +326,8 @@ class Reports:
             lost = [row for rows in missing.values() for row in rows]
             which = f"row {lost[0]}" if len(set(lost)) == 1 else f"rows {min(lost)} to {max(lost)}"
             self._run.warn(
-                f"Ranks {shorten(str(sorted(missing)))} ended before they could send all their reports of {which}: "
-                "metrics of theirs are missing in the results."
+                f"{rank_names(sorted(missing)).capitalize()} ended before all reports of {which} were sent: metrics in "
+                "them are missing in the results."
             )
 
     # -- the result
