@@ -2,9 +2,9 @@
 
 A resize waits until the ranks can be stopped where nothing is redone. A loop that can save on request saves at the next
 boundary. Any other is sent from report to report until it stands at one whose checkpoint is committed. A run that never
-commits is left as it is, with one warning. A run that grows continues to train until it has all slots for its new size.
-A loop shows whether it can save only at its first boundary, and that may
-change later: it is asked again then, and every few seconds.
+commits is left as it is, with one warning. A loop shows whether it can save only at its first boundary, and that may
+change later: it is asked again then, and every few seconds. A run that grows trains until it has all slots for its new
+size.
 """
 
 from __future__ import annotations
@@ -113,8 +113,9 @@ class Steering:
     def _lacks_slots(self, attempt: Attempt) -> bool:
         """Return True for a run that grows and waits for slots; they are requested."""
         regroup = self.regroup
-        grows = regroup is not None and regroup.cause == "resize" and regroup.workers > attempt.world_size
-        return grows and regroup is not None and not self._slots.reserve(regroup.workers)
+        if regroup is None or regroup.cause != "resize" or regroup.workers <= attempt.world_size:
+            return False
+        return not self._slots.reserve(regroup.workers)
 
     # -- another number of workers
 

@@ -1,8 +1,8 @@
 """The newest reports of a rank, in a mapped file that survives its death.
 
 ``report`` puts a message on a queue; a rank that is killed at once may never send it. The row it reached and the report
-itself are also written to a mapped file, which costs two memory writes and stays with the system when the process is
-gone. So a controller that sees a rank die knows which reports had returned, and has their metrics.
+itself are also written to a mapped file, which costs an encoding and a few memory writes, and stays with the system
+when the process is gone. So a controller that sees a rank die knows which reports had returned, and has their metrics.
 
 The file is a header and two halves, each a sequence of entries: a length and an encoded report. Reports are appended to
 one half until it is full, then to the other, whose old entries are given up. An entry is complete before the header
