@@ -50,13 +50,16 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notice a hang early, but not before two heartbeats: an older one does not know what its rank does now."""
-    monkeypatch.setattr(watchdog, "NOTICE_DELAY_S", 2.5)
+    monkeypatch.setattr(watchdog, "NOTICE_DELAY_S", 1.0)
 
 
 @pytest.fixture
 def _acts_once_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's time is over as soon as the notice was told, however long that took, for all kinds but one."""
+    """The user's time is over as soon as the notice was told, however long that took, for all kinds but one.
+
+    Not before two heartbeats: an older one does not know what its rank does now.
+    """
+    monkeypatch.setattr(watchdog, "NOTICE_DELAY_S", 2.5)
     tell = Hangs._noticed
 
     def noticed(self: Hangs, *told: Any) -> ev.HangNoticed:

@@ -1,6 +1,7 @@
 """Training functions that read a dataset and report which rows they got, in each of the usual ways to write the loop.
 
-``kills`` has (attempt, step of that attempt) at which rank 1 dies. The rows of each step are written to a file of the
+``kills`` has (attempt, step of that attempt) at which rank 1 dies; from the first of ``until_size`` on, steps are slow
+while there are not as many workers as the second. The rows of each step are written to a file of the
 rank, with the number of the report that they belong to: a message would die with the rank that is killed.
 """
 
@@ -22,6 +23,8 @@ from powertrain import Checkpoint
 from powertrain.torch import prepare_data_loader
 from powertrain.worker.session import current
 
+_SLOW_STEP_S = 3.0
+
 
 class Steps:
     """What all the loops do after each batch, and what they keep."""
@@ -38,7 +41,10 @@ class Steps:
         dist.all_reduce(torch.ones(1))  # from here on every rank has made its report of the step before
         if self.rank == 1 and [self.attempt, self.made] in self.config["kills"]:
             os.kill(os.getpid(), signal.SIGKILL)
-        if not story.told(self.config.get("pace_until", "never")):
+        slow_from, workers = self.config.get("until_size", (float("inf"), 0))
+        if current("feeding").row >= slow_from and dist.get_world_size() != workers:
+            time.sleep(_SLOW_STEP_S)
+        elif not story.told(self.config.get("pace_until", "never")):
             time.sleep(self.config.get("pace", 0.0))
         ids = (batch["id"] if isinstance(batch, dict) else batch).tolist() if shard.weight > 0 else []
         line = {"row": current("feeding").row + 1, "ids": ids, **more}
