@@ -28,14 +28,15 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 test: $(READY)  ## run the fast tests, and one whole run for each promise
 	$(PYTEST) -m "smoke or not (e2e or ray or slow or gpu)" $(ARGS)
 
+# One after the other: side by side they take as long on two cores, and stories then wait three times as long for each step.
 test-rest: $(READY)  ## run the tests that `make test` leaves out
-	@$(MAKE) --no-print-directory -j2 test-rest-ray test-rest-others
+	@$(MAKE) --no-print-directory --keep-going test-rest-ray test-rest-others
 
 # Ray's core ended workers of pytest-xdist in the middle of its own tests, so those run in a process of their own.
 test-rest-ray: $(READY)
 	$(BIN)/python -m pytest --durations 20 -m "not smoke and ray and not gpu" $(ARGS)
 
-# Whole runs wait more than they compute, so two workers beside the one of Ray share two cores well.
+# Whole runs wait about as long as they compute, so two workers share two cores well.
 test-rest-others: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 20 --durations 20 \
 		-m "not smoke and (gpu or (e2e or slow) and not ray)" $(ARGS)

@@ -25,7 +25,7 @@ import pytest
 FAST = "smoke or not (e2e or ray or slow or gpu)"
 REST_ON_RAY = "not smoke and ray and not gpu"
 REST = "not smoke and (gpu or (e2e or slow) and not ray)"
-SLOW_SECONDS = 2.0
+SLOW_SECONDS = 1.0
 #: Number of groups of Ray tests. A group stays on one worker, which starts one cluster for all of it.
 RAY_GROUPS = 1
 #: Number of retries of a test that is marked as unsteady.
@@ -38,7 +38,7 @@ _WHOLE_RUNS = ("tests/stories/", "tests/seeds/", "tests/migration/test_programs"
 MARKERS = (
     "e2e: a whole run, in processes of its own",
     "ray: needs a Ray cluster",
-    "slow: takes several seconds",
+    "slow: takes a second or more",
     "gpu: needs a GPU",
     "smoke: one of the whole runs that `make test` includes",
     "timed: measures time, so a busy machine can disturb it",
