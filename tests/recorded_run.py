@@ -106,3 +106,14 @@ def write(
             world_size=1,
         )
     return storage
+
+
+def training_run(storage: Storage) -> Journal:
+    """Return the journal of a run that trains on one rank."""
+    journal = Journal(storage, 1)
+    journal.append(
+        ev.RunStarted(time=at(0), name="run", lease=1, host="elsewhere", pid=1, version="0", engine="local")
+    )
+    journal.append(attempt(0, 1, 1))
+    journal.append(ev.TrainingStarted(time=at(0.6), attempt=0))
+    return journal

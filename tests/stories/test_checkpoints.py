@@ -345,8 +345,7 @@ def test_an_uploader_that_is_killed_is_replaced_and_nothing_is_lost(fits: Any) -
 
 def die_once_after_a_report(config: dict[str, Any]) -> None:
     """All ranks report a checkpoint; when all reports have returned, one rank is killed. The next attempt looks."""
-    context = powertrain.get_context()
-    rank = context.get_world_rank()
+    rank = powertrain.get_context().get_world_rank()
     checkpoint = powertrain.get_checkpoint()
     if checkpoint is not None:
         powertrain.report({"went_on_from": sorted(content(checkpoint).items())})
@@ -357,6 +356,12 @@ def die_once_after_a_report(config: dict[str, Any]) -> None:
             powertrain.report({"row": 1}, checkpoint=Checkpoint(directory))
         else:
             powertrain.report({"row": 1})
+    kill_the_victim_once_all_have_reported(config)
+
+
+def kill_the_victim_once_all_have_reported(config: dict[str, Any]) -> None:
+    context = powertrain.get_context()
+    rank = context.get_world_rank()
     Path(config["marks"], f"returned-{rank}").touch()
     if rank == config["victim"]:
         while len(os.listdir(config["marks"])) < context.get_world_size():
@@ -365,26 +370,29 @@ def die_once_after_a_report(config: dict[str, Any]) -> None:
     time.sleep(60)
 
 
+def outcome_with_a_victim(fits: Any, loop: Any, victim: int) -> dict[str, Any]:
+    marks = fits.directory / "marks"
+    marks.mkdir()
+    outcome: dict[str, Any] = fits.outcome(
+        loop,
+        train_loop_config={"victim": victim, "marks": str(marks)},
+        failure_config=powertrain.FailureConfig(max_failures=1),
+    )
+    assert outcome["raised"] == "", outcome.get("message")
+    return outcome
+
+
 @on_cases(("engine", "victim"), [("local", 0), ("local", 1), ("ray", 0), ("ray", 1)])
 def test_what_was_reported_on_all_ranks_is_committed_although_a_rank_is_killed(
     fits: Any, victim: int
 ) -> None:
-    marks = fits.directory / "marks"
-    marks.mkdir()
-    outcome = fits.outcome(
-        die_once_after_a_report,
-        train_loop_config={"victim": victim, "marks": str(marks)},
-        failure_config=powertrain.FailureConfig(max_failures=1),
-    )
-
-    assert outcome["raised"] == "", outcome.get("message")
+    outcome = outcome_with_a_victim(fits, die_once_after_a_report, victim)
     assert outcome["metrics"] == {"went_on_from": [("state", "saved")]}
 
 
 def die_once_before_plain_reports_are_sent(config: dict[str, Any]) -> None:
     """Rank 1 makes reports and never sends them; once they have returned, one rank is killed. Then all go on."""
-    context = powertrain.get_context()
-    rank = context.get_world_rank()
+    rank = powertrain.get_context().get_world_rank()
     if powertrain.get_checkpoint() is not None:
         powertrain.report({"value": 100})
         return
@@ -397,25 +405,12 @@ def die_once_before_plain_reports_are_sent(config: dict[str, Any]) -> None:
                 powertrain.report({"value": row}, checkpoint=Checkpoint(directory))
         else:
             powertrain.report({"value": row * (1 + rank)})
-    Path(config["marks"], f"returned-{rank}").touch()
-    if rank == config["victim"]:
-        while len(os.listdir(config["marks"])) < context.get_world_size():
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    kill_the_victim_once_all_have_reported(config)
 
 
 @on_cases(("engine", "victim"), [("local", 0), ("local", 1), ("ray", 0), ("ray", 1)])
 def test_reports_that_a_killed_rank_had_not_sent_are_in_the_metrics(fits: Any, victim: int) -> None:
-    marks = fits.directory / "marks"
-    marks.mkdir()
-    outcome = fits.outcome(
-        die_once_before_plain_reports_are_sent,
-        train_loop_config={"victim": victim, "marks": str(marks)},
-        failure_config=powertrain.FailureConfig(max_failures=1),
-    )
-
-    assert outcome["raised"] == "", outcome.get("message")
+    outcome = outcome_with_a_victim(fits, die_once_before_plain_reports_are_sent, victim)
     frame = Result.from_path(outcome["path"]).dataframe(ranks="all")
     assert frame[frame["rank"] == 0]["value"].tolist() == [1, 2, 3, 100]
     assert frame[frame["rank"] == 1]["value"].tolist() == [2, 4, 6, 100]

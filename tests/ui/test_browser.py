@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.recorded_run import at, attempt, write
+from tests.recorded_run import at, attempt, training_run, write
 from tests.ui import sample_runs
 from tests.ui.in_browser import browsing, find_browser, pixels_of_phase, serving
 
 from powertrain.run import events as ev
 from powertrain.run.metrics.points import PointRecord
 from powertrain.run.metrics.store import MetricsStore
-from powertrain.run.record.journal import Journal
-from powertrain.storage import Storage, open_storage
+from powertrain.storage import open_storage
 
 pytestmark = [
     pytest.mark.skipif(not find_browser(), reason="no Chromium is installed: apt-get install chromium"),
@@ -74,17 +73,6 @@ def report_rows(store: MetricsStore, rows: range) -> None:
             for row in rows
         ]
     )
-
-
-def training_run(storage: Storage) -> Journal:
-    """Return the journal of a run that trains on one rank."""
-    journal = Journal(storage, 1)
-    journal.append(
-        ev.RunStarted(time=at(0), name="run", lease=1, host="elsewhere", pid=1, version="0", engine="local")
-    )
-    journal.append(attempt(0, 1, 1))
-    journal.append(ev.TrainingStarted(time=at(0.6), attempt=0))
-    return journal
 
 
 def last_row_shown(page: Any) -> int:

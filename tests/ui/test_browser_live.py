@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.recorded_run import at, attempt, points, write
+from tests.recorded_run import at, attempt, points, training_run, write
 from tests.ui import sample_runs
 from tests.ui.in_browser import Visit, browsing, find_browser, serving
 
@@ -34,12 +34,7 @@ def storage(tmp_path: Path) -> Storage:
 @pytest.fixture
 def journal(storage: Storage) -> Iterator[Journal]:
     """The journal of a run of another machine that goes on."""
-    journal = Journal(storage, 1)
-    journal.append(
-        ev.RunStarted(time=at(0), name="run", lease=1, host="elsewhere", pid=1, version="0", engine="local")
-    )
-    journal.append(attempt(0, 1, 1))
-    journal.append(ev.TrainingStarted(time=at(0.6), attempt=0))
+    journal = training_run(storage)
     yield journal
     journal.close()
 

@@ -67,7 +67,7 @@ def read_lance(
         A dataset of the rows.
 
     Raises:
-        DataError: There is no such dataset or version, an argument has a wrong value, or Lance is not installed.
+        DataError: The dataset or version does not exist, an argument has a wrong value, or Lance is not installed.
         NotSupportedError: An option of the scanner cannot be applied to parts of a dataset.
 
     Example::
@@ -170,7 +170,7 @@ def read_delta(
         A dataset of the rows, in the order in which the files were added to the table.
 
     Raises:
-        DataError: There is no such table or version, an argument has a wrong value, or ``deltalake`` is not installed.
+        DataError: The table or version does not exist, an argument has a wrong value, or deltalake is not installed.
         NotSupportedError: The table requires a feature that is not supported.
 
     Example::
@@ -231,7 +231,7 @@ def read_iceberg(
         A dataset of the rows.
 
     Raises:
-        DataError: There is no such table or snapshot, an argument has a wrong value, or PyIceberg is not installed.
+        DataError: The table or snapshot does not exist, an argument has a wrong value, or PyIceberg is not installed.
 
     Example::
 

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from powertrain.data.arguments import ODD, shown
+from powertrain.data.arguments import shown
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.data.sources.files.file_columns import PATH
 from powertrain.data.sources.files.files import DataFile, FilePaths
 from powertrain.data.sources.files.parquet import ParquetSource
 from powertrain.data.sources.plain import as_type, checked_columns, plain_schema, with_rows_only
-from powertrain.data.sources.tables.opening import fields_of, import_package, reason_of
+from powertrain.data.sources.tables.opening import fields_of, import_package, opening_table
 from powertrain.errors import DataError, NotSupportedError
 from powertrain.storage.addresses import without_secrets
 
@@ -48,16 +48,10 @@ class DeltaVersion:
 
 
 def open_table(uri: str, version: int | None, storage_options: dict[str, str] | None) -> Any:
-    """Return a ``deltalake.DeltaTable``; raises :class:`DataError` where there is none, or not this version."""
+    """Return a ``deltalake.DeltaTable``; raises :class:`DataError` if it or this version does not exist."""
     deltalake = import_package("read_delta", "deltalake", "deltalake", "delta")
-    try:
+    with opening_table("Delta table", uri, version):
         table = deltalake.DeltaTable(uri, version=version, storage_options=storage_options)
-    except ODD as error:
-        at = "" if version is None else f" at version {version}"
-        raise DataError(
-            f"The Delta table {without_secrets(uri)!r}{at} cannot be opened: {reason_of(error)}. Check the path, the "
-            "version, and storage_options for the credentials of an object store."
-        ) from error
     _check_features(table, without_secrets(uri))
     return table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.data.sources.plain import checked_columns, plain_schema, with_rows_only
 from powertrain.data.sources.remembering import RememberingSource
 from powertrain.data.sources.tables.opening import (
+    as_data_error,
     checked_rows,
     fields_of,
     import_package,
@@ -54,7 +55,7 @@ class IcebergScan:
 def find_snapshot(
     name: str, snapshot_id: int | None, catalog_arguments: Mapping[str, Any]
 ) -> IcebergSnapshot:
-    """Look up a table; raises :class:`DataError` where the catalog has none of this name, or not this snapshot."""
+    """Look up a table; raises :class:`DataError` if the table or the snapshot does not exist."""
     catalogs = import_package("read_iceberg", "pyiceberg.catalog", "PyIceberg", "iceberg")
     try:
         catalog = catalogs.load_catalog(**catalog_arguments)
@@ -217,18 +218,12 @@ class IcebergSource(RememberingSource):
         return self._in_order(self._arrow_schema())
 
 
-@contextmanager
-def _reporting(table: IcebergSnapshot, done: str) -> Iterator[None]:
+def _reporting(table: IcebergSnapshot, done: str) -> AbstractContextManager[None]:
     """Turn errors of PyIceberg into a :class:`DataError`."""
-    try:
-        yield
-    except DataError:
-        raise
-    except ODD as error:
-        raise DataError(
-            f"The Iceberg table {table.name!r} cannot be {done} at snapshot {table.snapshot_id}: {reason_of(error)}. "
-            "Check row_filter, selected_fields and scan_kwargs, and that the snapshot has not expired."
-        ) from error
+    return as_data_error(
+        f"The Iceberg table {table.name!r} cannot be {done} at snapshot {table.snapshot_id}",
+        "Check row_filter, selected_fields and scan_kwargs, and that the snapshot has not expired.",
+    )
 
 
 def _file_name(file: Any) -> str:

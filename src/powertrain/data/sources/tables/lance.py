@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import xxhash
 
-from powertrain.data.arguments import ODD, shown
 from powertrain.data.sources.base import BlockFacts, Source, SourceFacts
 from powertrain.data.sources.plain import checked_columns, plain_schema, with_rows_only
 from powertrain.data.sources.remembering import RememberingSource
 from powertrain.data.sources.tables.opening import (
+    as_data_error,
     checked_rows,
     fields_of,
     import_package,
+    opening_table,
     reason_of,
     row_bytes,
     shaped,
@@ -67,16 +68,10 @@ class _RowRange:
 
 
 def open_table(uri: str, version: int | str | None, storage_options: dict[str, str] | None) -> Any:
-    """Return a ``lance.LanceDataset``; raises :class:`DataError` where there is none, or not this version."""
+    """Return a ``lance.LanceDataset``; raises :class:`DataError` if it or this version does not exist."""
     lance = import_package("read_lance", "lance", "Lance", "lance")
-    try:
+    with opening_table("Lance dataset", uri, version):
         return lance.dataset(uri, version=version, storage_options=storage_options)
-    except ODD as error:
-        at = "" if version is None else f" at version {shown(version)}"
-        raise DataError(
-            f"The Lance dataset {without_secrets(uri)!r}{at} cannot be opened: {reason_of(error)}. Check the path, the "
-            "version, and storage_options for the credentials of an object store."
-        ) from error
 
 
 class LanceSource(RememberingSource):
@@ -225,18 +220,12 @@ class _Opened:
             return self._kept[key]
 
 
-@contextmanager
-def _reporting(table: LanceTable, done: str) -> Iterator[None]:
+def _reporting(table: LanceTable, done: str) -> AbstractContextManager[None]:
     """Turn errors of Lance into a :class:`DataError`."""
-    try:
-        yield
-    except DataError:
-        raise
-    except ODD as error:
-        raise DataError(
-            f"The Lance dataset {table.shown!r} cannot be {done} at version {table.version}: {reason_of(error)}. Check "
-            "columns, filter and scanner_options, and that this version was not cleaned up."
-        ) from error
+    return as_data_error(
+        f"The Lance dataset {table.shown!r} cannot be {done} at version {table.version}",
+        "Check columns, filter and scanner_options, and that this version was not cleaned up.",
+    )
 
 
 def _expressions(columns: Any) -> str:

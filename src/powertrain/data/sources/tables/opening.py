@@ -6,13 +6,15 @@ import importlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pyarrow as pa
 
-from powertrain.data.arguments import path_text, shortened
+from powertrain.data.arguments import ODD, path_text, shortened, shown
 from powertrain.data.sources.plain import as_type, moderate
 from powertrain.errors import DataError
+from powertrain.storage.addresses import without_secrets
 
 #: Decoded bytes up to which a block is read into one batch; a larger one is read in batches of about the second.
 ONE_BATCH_BYTES = 64 << 20
@@ -29,6 +31,26 @@ def import_package(method: str, module: str, name: str, extra: str) -> Any:
         raise DataError(
             f"{method}() needs {name}, which is not installed. Run: pip install 'powertrain[{extra}]'."
         ) from error
+
+
+@contextmanager
+def as_data_error(where: str, remedy: str) -> Iterator[None]:
+    """Turn errors of a library into a :class:`DataError`, its message between ``where`` and ``remedy``."""
+    try:
+        yield
+    except DataError:
+        raise
+    except ODD as error:
+        raise DataError(f"{where}: {reason_of(error)}. {remedy}") from error
+
+
+def opening_table(kind: str, uri: str, version: int | str | None) -> AbstractContextManager[None]:
+    """Turn errors of opening a table into a :class:`DataError`."""
+    at = "" if version is None else f" at version {shown(version)}"
+    return as_data_error(
+        f"The {kind} {without_secrets(uri)!r}{at} cannot be opened",
+        "Check the path, the version, and storage_options for the credentials of an object store.",
+    )
 
 
 def table_address(name: str, given: Any) -> str:
