@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -201,26 +202,18 @@ def outputs_kept_in_a_list() -> None:
 
 
 def memory_in_pieces() -> None:
-    kept: list[torch.Tensor] = []
+    def batches() -> Iterator[torch.Tensor]:
+        for number in itertools.count():  # each is longer than all before: no piece of memory fits again
+            yield tokens_of(24, min(64 + 16 * number, 768))
 
-    def cut(number: int, loss: torch.Tensor) -> None:
-        if number == 3:
-            region = torch.empty(9 << 30, dtype=torch.uint8, device=DEVICE)
-            del region  # torch keeps it, and cuts the following from it
-            pairs = [
-                [torch.empty(mib << 20, dtype=torch.uint8, device=DEVICE) for mib in (12, 84)]
-                for _ in range(90)
-            ]
-            kept.extend(small for small, _ in pairs)
-
-    train_gpt(150, after=cut)
+    train_gpt(150, batches=batches())
 
 
 def memory_nearly_full() -> None:
-    train_gpt(5)  # torch keeps the memory of these steps for the others
+    train_gpt(5, batch=64)  # torch keeps the memory of these steps for the others
     free, _ = torch.cuda.mem_get_info()
     kept = torch.empty(free - (3 << 30), dtype=torch.uint8, device=DEVICE)
-    train_gpt(seconds=6.0)
+    train_gpt(batch=64, seconds=6.0)
     del kept
 
 

@@ -166,6 +166,19 @@ def every(period: int, phase: int, seconds: float, rank: int | None = None) -> F
     return inject
 
 
+def waits(period: int, phase: int, seconds: float, after: int = 2) -> Fault:
+    """A host waits so long for what it had queued, every ``period`` steps, and the ``after`` steps that follow are as
+    much shorter together: the queue is empty, so that it is not held up."""
+
+    def inject(times: Floats, generator: np.random.Generator) -> None:
+        rows = np.arange(period - 1, len(times) - after, period)
+        times[rows, :, phase] += _about(seconds, generator, len(rows))[:, None]
+        for number in range(1, after + 1):
+            times[rows + number] *= 1.0 - seconds / after / times[rows + number].sum(axis=2, keepdims=True)
+
+    return inject
+
+
 def without(phase: int) -> Fault:
     """The phase is not seen: its time is counted as inside."""
 

@@ -152,10 +152,33 @@ def test_products_of_full_floats_are_named_with_their_time_on_tensor_cores() -> 
 
 
 def test_memory_in_pieces_is_named_only_where_it_is_much() -> None:
-    allocator = {"used": 4000.0, "peak": 6000.0, "reserved": 12000.0, "split": 5000.0, "retries": 0}
+    allocator = {"used": 4000.0, "peak": 11000.0, "reserved": 12000.0, "split": 5000.0, "retries": 0}
     assert troubles({"allocator": allocator}) == ["fragmented_memory"]
     assert troubles({"allocator": {**allocator, "split": 900.0}}) == []
-    assert troubles({"allocator": {**allocator, "reserved": 60000.0}}) == []
+    assert troubles({"allocator": {**allocator, "reserved": 60000.0, "peak": 59000.0}}) == []
+
+
+def test_memory_that_tensors_never_used_at_once_is_fragmented_and_a_trouble_only_where_it_is_scarce() -> None:
+    allocator = {
+        "used": 4000.0,
+        "peak": 8000.0,
+        "reserved": 60000.0,
+        "split": 20.0,
+        "retries": 0,
+        "total": 140e3,
+    }
+    assert troubles({"allocator": allocator}) == ["fragmented_memory"]
+    assert troubles({"allocator": {**allocator, "total": 280e3}}) == []
+    assert troubles({"allocator": {**allocator, "total": 280e3, "retries": 1}}) == ["fragmented_memory"]
+    assert "fragmented_memory" in [one.kind for one in findings({"allocator": {**allocator, "total": 280e3}})]
+
+
+def test_a_host_that_takes_memory_from_the_device_again_and_again_is_not_launch_bound() -> None:
+    allocator = {"used": 4e3, "peak": 8e3, "reserved": 60e3, "split": 20.0, "retries": 0, "total": 140e3}
+    facts = {"allocator": {**allocator, "allocating": 0.9}, "activity": activity(0.2 * STEP)}
+    assert troubles(facts) == ["fragmented_memory"]
+    facts["allocator"] = {**allocator, "allocating": 0.1}
+    assert "launch_bound" in troubles(facts)
 
 
 def test_spikes_of_the_host_are_no_finding_while_the_device_is_always_busy() -> None:

@@ -174,6 +174,12 @@ def test_two_phases_that_grow_in_the_same_steps_are_one_finding() -> None:
         assert [one.phase for one in wrong(everything(steps))] == ["outside"]
 
 
+def test_a_wait_that_the_steps_after_it_make_up_for_is_no_spike() -> None:
+    found = wrong(everything(synthetic.run(0, every(20, phases.OUTSIDE, 0.03))))
+    assert "periodic_spike" in [one.kind for one in found]
+    assert wrong(everything(synthetic.run(0, synthetic.waits(20, phases.OUTSIDE, 0.03)))) == []
+
+
 def test_long_steps_at_unequal_distances_are_no_periodic_spike() -> None:
     for seed in range(40):
         steps = synthetic.run(seed)

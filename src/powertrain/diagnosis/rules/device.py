@@ -38,7 +38,9 @@ _OPTIMIZER_OPERATORS, _OPTIMIZER_SHARE = 100, 0.08
 #: Share of a step that products of full 32-bit floats take at the device's peak.
 _FULL_FLOATS_SHARE = 0.2
 #: Least share and MiB of the allocator's memory in free pieces.
-_SPLIT_SHARE, _SPLIT_MIB = 0.25, 1024.0
+_UNUSED_SHARE, _UNUSED_MIB = 0.25, 1024.0
+#: Share of the device from which on it matters that torch holds memory of no use.
+_SCARCE = 0.4
 _LINES_SHOWN = 3
 
 
@@ -200,6 +202,7 @@ def _launch_bound(rank: _Rank, idle: float) -> Finding:
             "batch_factor": larger,
             "seconds_in_all": rank.idle_for_host * rank.steps,
             "alloc_retries": int((rank.facts.get("allocator") or {}).get("retries") or 0),
+            "allocating": float((rank.facts.get("allocator") or {}).get("allocating") or 0.0),
         },
     )
 
@@ -261,33 +264,40 @@ def _full_floats(rank: _Rank) -> list[Finding]:
 
 
 def _fragmented(facts: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
-    """Return one finding for the rank whose allocator holds most memory in pieces that it cannot use."""
+    """Return one finding for the rank whose allocator holds most memory that it cannot use."""
     held = {rank: of["allocator"] for rank, of in facts.items() if of.get("allocator")}
-    split = {rank: _in_pieces(one) for rank, one in held.items()}
-    ranks = tuple(sorted(rank for rank, mib in split.items() if mib))
+    unused = {rank: _of_no_use(one) for rank, one in held.items()}
+    ranks = tuple(sorted(rank for rank, mib in unused.items() if mib))
     if not ranks:
         return []
-    worst = max(ranks, key=lambda rank: split[rank])
+    worst = max(ranks, key=lambda rank: unused[rank])
     one = held[worst]
     retries = int(one.get("retries") or 0)
     emptied = (
         f"; it had to give its cache back {retries} times, each of which stops the GPU" if retries else ""
     )
+    is_scarce = retries > 0 or float(one["reserved"]) >= _SCARCE * float(one.get("total") or 0.0)
     return [
         Finding(
             kind="fragmented_memory",
-            severity="warning",
-            summary=f"Device memory of rank {worst} lies in pieces: {words.mebibytes(split[worst])} of the "
-            f"{words.mebibytes(one['reserved'])} that torch holds are free but split{emptied}.",
+            severity="warning" if is_scarce else "info",
+            summary=f"Device memory of rank {worst} is fragmented: of the {words.mebibytes(one['reserved'])} that "
+            f"torch holds, {words.mebibytes(unused[worst])} lie in pieces of sizes that it cannot use{emptied}.",
             action="Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or bring batches to a few fixed sizes "
             "(padding), so that freed memory fits again.",
             ranks=ranks,
-            evidence={**{name: float(value) for name, value in one.items()}, "where": "device"},
+            evidence={
+                **{name: float(value) for name, value in one.items()},
+                "unused": unused[worst],
+                "where": "device",
+            },
         )
     ]
 
 
-def _in_pieces(allocator: Mapping[str, Any]) -> float:
-    """Return the MiB of freed pieces, where they are a large part; else 0."""
-    split, reserved = float(allocator.get("split") or 0.0), float(allocator.get("reserved") or 0.0)
-    return split if split >= max(_SPLIT_MIB, _SPLIT_SHARE * reserved) else 0.0
+def _of_no_use(allocator: Mapping[str, Any]) -> float:
+    """Return the MiB that tensors have never used at once, or that are split, where they are a large part; else 0."""
+    reserved = float(allocator.get("reserved") or 0.0)
+    peak = float(allocator.get("peak") or reserved)
+    unused = max(float(allocator.get("split") or 0.0), reserved - peak)
+    return unused if unused >= max(_UNUSED_MIB, _UNUSED_SHARE * reserved) else 0.0

@@ -82,7 +82,10 @@ class _Spikes:
 
 
 def _costliest(series: Floats, held_up: Floats, step: float) -> _Spikes | None:
-    """Return the spikes of one phase's ``series`` that also lengthen the step by most of their excess."""
+    """Return the spikes of one phase's ``series`` that also lengthen the step by most of their excess.
+
+    A spike whose time the steps after it make up for costs nothing: a host that waits for a GPU it was ahead of, say.
+    """
     excess = series - statistics.running_median(series, _USUAL_WINDOW)
     noise = statistics.mad(excess)
     best: _Spikes | None = None
@@ -91,11 +94,22 @@ def _costliest(series: Floats, held_up: Floats, step: float) -> _Spikes | None:
         found = _equal_distances(
             rows, excess, least=_FEWEST_SPIKES if level >= _CLEAR else _FEWEST_SPIKES + 1
         )
-        if found is None or statistics.median(held_up[found.rows]) < 0.5 * statistics.median(found.excess):
+        if found is None:
+            continue
+        lost = held_up[found.rows] - _made_up_for(held_up, found.rows)
+        if statistics.median(lost) < 0.5 * statistics.median(found.excess):
             continue
         if best is None or found.excess.sum() > best.excess.sum():
             best = found
     return best
+
+
+def _made_up_for(held_up: Floats, rows: Rows) -> Floats:
+    """Return the seconds by which the steps after each spike, up to the next, were shorter than usual together."""
+    after = np.append(rows[1:], len(held_up))
+    sums = [float(held_up[row + 1 : end].sum()) for row, end in zip(rows, after, strict=True)]
+    made_up: Floats = np.maximum(0.0, -np.array(sums))
+    return made_up
 
 
 def _first_of_unbroken(steady: SteadySteps) -> int:

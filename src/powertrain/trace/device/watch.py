@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from powertrain.trace.recording.recorder import Recorder
 
 _MIB = 2.0**20
-#: Change of the allocator's figures that is sent, and values of its free pieces of which the least counts.
-_NEWS, _SPLITS = 0.05, 20
+#: Change of the allocator's figures that is sent, and how many of its last figures count.
+_NEWS, _LOOKS = 0.05, 20
 #: Operators of a step from which on its kernels are not recorded: that would stop the loop for seconds.
 _MOST_OPERATORS = 30_000
 
@@ -34,7 +35,11 @@ class DeviceWatch:
         self._allocations = KeptAllocations(recorder)
         self._allocator: dict[str, float] = {}
         self._sent: dict[str, float] = {}
-        self._splits: deque[float] = deque(maxlen=_SPLITS)
+        #: MiB in free pieces, and the number of allocations from the device, of the last looks.
+        self._splits: deque[float] = deque(maxlen=_LOOKS)
+        self._allocations_made: deque[int] = deque(maxlen=_LOOKS)
+        #: MiB of the device, and the most that tensors have had; torch's own peak can be reset by the user.
+        self._total = self._peak = 0.0
 
     def close(self) -> None:
         """End what is under way. Training thread."""
@@ -59,16 +64,21 @@ class DeviceWatch:
         stats: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # of a device that has failed
             stats = torch.cuda.memory_stats(gpu)
+            self._total = self._total or torch.cuda.get_device_properties(gpu).total_memory / _MIB
         peak = stats.get("allocated_bytes.all.peak", 0) / _MIB
         self._allocations.look(peak)
+        self._peak = max(self._peak, peak)
         # Within a step, much memory is free for a moment: only what is free all the time is of no use.
         self._splits.append(stats.get("inactive_split_bytes.all.current", 0) / _MIB)
+        self._allocations_made.append(stats.get("num_device_alloc", 0))
         self._allocator = {
             "used": stats.get("allocated_bytes.all.current", 0) / _MIB,
-            "peak": peak,
+            "peak": self._peak,
             "reserved": stats.get("reserved_bytes.all.current", 0) / _MIB,
             "split": min(self._splits),
             "retries": stats.get("num_alloc_retries", 0),
+            "allocating": _share_of_rises(self._allocations_made),
+            "total": self._total,
         }
 
     def news(self) -> dict[str, Any]:
@@ -86,6 +96,12 @@ class DeviceWatch:
         if _differs(self._allocator, self._sent):
             facts["allocator"] = self._sent = self._allocator
         return facts
+
+
+def _share_of_rises(values: deque[int]) -> float:
+    """Return the share of neighbouring values of which the later is larger."""
+    pairs = list(itertools.pairwise(values))
+    return sum(later > earlier for earlier, later in pairs) / len(pairs) if pairs else 0.0
 
 
 def _differs(new: dict[str, float], old: dict[str, float]) -> bool:
