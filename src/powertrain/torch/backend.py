@@ -22,6 +22,7 @@ from powertrain.errors import ConfigError, EngineError
 from powertrain.frameworks.joining import LEAVE_TIMEOUT_S, await_joined, leave_all, within
 from powertrain.frameworks.ports import on_one_host, on_one_node
 from powertrain.text.loggers import module_logger
+from powertrain.torch import gpu_warming
 from powertrain.torch.rendezvous import (
     Rendezvous,
     ReservedPort,
@@ -212,6 +213,8 @@ def _join(place: TorchWorkerInfo) -> None:
     backend = place.backend or ("nccl" if _has_gpu() else "gloo")
     if uses_nccl(backend):
         _check_nccl_can_work()
+    if place.gpus and _has_gpu():
+        gpu_warming.begin(_current_cuda_device().index)
     if uses_gloo(backend):
         _membership.set_variables(gloo_variables(place.one_host, place.address), overwrite=False)
     began = time.monotonic()

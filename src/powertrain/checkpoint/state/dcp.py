@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from powertrain.checkpoint.state.files import FileLayout, StateFiles, write_file
+from powertrain.checkpoint.state.gpu_reading import FileRange, read_ranges
 from powertrain.checkpoint.state.pieces import file_name, piece_of, refuse_unwritable, volume_of
 from powertrain.errors import CheckpointError
 
@@ -105,18 +106,23 @@ class StateReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: Any) -> Future[None]:
         opened: dict[Path, torch.Tensor] = {}
+        to_gpu: list[FileRange] = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 raise CheckpointError(f"{item.dest_index.fqn!r} is not a tensor in {self._directory}.")
             stored = self.files.stored[(item.storage_index.fqn, tuple(item.storage_index.offset or ()))]
-            saved = _mapped(stored, opened)
-            for dimension, (offset, length) in enumerate(
-                zip(item.storage_offsets, item.lengths, strict=True)
-            ):
-                saved = saved.narrow(dimension, offset, length)
             target = planner.resolve_tensor(item).detach()
-            target.copy_(saved)
+            if _is_plain_on_gpu(target, stored) and tuple(item.lengths) == stored.sizes:
+                to_gpu.append(FileRange(stored.path, stored.start, target))
+            else:
+                saved = _mapped(stored, opened)
+                for dimension, (offset, length) in enumerate(
+                    zip(item.storage_offsets, item.lengths, strict=True)
+                ):
+                    saved = saved.narrow(dimension, offset, length)
+                target.copy_(saved)
             planner.commit_tensor(item, target)
+        read_ranges(to_gpu)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -124,6 +130,11 @@ class StateReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return os.path.isdir(checkpoint_id)
+
+
+def _is_plain_on_gpu(target: torch.Tensor, stored: Stored) -> bool:
+    """Return whether the stored bytes, in order, are what the GPU's memory behind ``target`` must hold."""
+    return target.is_cuda and target.dtype == stored.dtype and target.is_contiguous() and not target.is_conj()
 
 
 def _mapped(stored: Stored, opened: dict[Path, torch.Tensor]) -> torch.Tensor:

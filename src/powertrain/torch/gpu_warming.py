@@ -1,0 +1,75 @@
+"""First uses of a GPU's libraries on a thread of their own, while a rank starts.
+
+CUDA loads cuBLAS and each kernel when they are first called, which makes the first step of a process half a second
+longer. Here common ones are called while the process group forms and the user's function builds or loads its model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from typing import Any
+
+#: Seconds for which a fork waits: a child must not be made while a library is being loaded.
+_FORK_TIMEOUT_S = 10.0
+
+_thread: threading.Thread | None = None
+
+
+def begin(device: int) -> None:
+    """Begin to warm up a GPU. Once per process."""
+    global _thread
+    if _thread is not None:
+        return
+    _thread = threading.Thread(target=_warm_up, args=(device,), name="powertrain-warm-up", daemon=True)
+    os.register_at_fork(before=_wait)
+    _thread.start()
+
+
+def _wait() -> None:
+    if _thread is not None and _thread.is_alive() and _thread is not threading.current_thread():
+        _thread.join(_FORK_TIMEOUT_S)
+
+
+def _warm_up(device: int) -> None:
+    import torch
+
+    with contextlib.suppress(Exception):  # of a device that fails: the training loop meets it, too
+        torch.cuda.set_device(device)
+        with torch.no_grad():
+            for dtype in (torch.bfloat16, torch.float32):
+                with contextlib.suppress(RuntimeError):  # of a device without this type
+                    _use_layers(torch.zeros(128, 128, device=f"cuda:{device}", dtype=dtype))
+            _use_losses(torch.zeros(64, 128, device=f"cuda:{device}"))
+            torch.cuda.current_stream().synchronize()
+
+
+# None of these calls changes a random generator, or calls a hook of modules or optimizers.
+
+
+def _use_layers(matrix: Any) -> None:
+    """Call what the layers of most models call, and the products of their backward passes."""
+    from torch.nn import functional
+
+    functional.linear(matrix, matrix, matrix[0])
+    for product in (matrix @ matrix, matrix.t() @ matrix):
+        functional.layer_norm(functional.gelu(product), (128,), matrix[0], matrix[0]).sum()
+    heads = matrix.view(1, 2, 128, 64)
+    functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+
+
+def _use_losses(scores: Any) -> None:
+    """Call a loss, an embedding, a change of type, and the fused kernel of AdamW."""
+    import torch
+    from torch.nn import functional
+
+    places = torch.zeros(64, device=scores.device, dtype=torch.int64)
+    functional.cross_entropy(scores, places)
+    functional.embedding(places, scores).to(torch.bfloat16).float()
+    parameter, gradient, first, second = ([scores.clone()] for _ in range(4))
+    fused: Any = torch._fused_adamw_
+    fused(
+        parameter, gradient, first, second, [], [torch.ones((), device=scores.device)],
+        lr=0.0, beta1=0.9, beta2=0.99, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
+    )  # fmt: skip
