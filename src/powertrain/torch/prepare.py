@@ -33,6 +33,7 @@ from powertrain.torch.mixed_precision import (
 )
 from powertrain.torch.state_keys import drop_wrapper_name, versions_under_wrapper, with_metadata, wrapped_key
 from powertrain.values.arguments import as_flag, as_text_keys, as_whole, shorten
+from powertrain.worker.checkpoints.state import expect_model, on_optimizer_step
 from powertrain.worker.data.batch_plan import gradient_weight
 
 _watching = False
@@ -295,6 +296,19 @@ def prepare_model(
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"prepare_model() was given {shorten(model)}. Give a torch.nn.Module.")
     precision = precision_of(mixed_precision) if mixed_precision is not None else settings().amp
+    prepared = _prepared(model, move_to_device, parallel_strategy, kwargs, precision)
+    expect_model(prepared)
+    return prepared
+
+
+def _prepared(
+    model: nn.Module,
+    move_to_device: bool | torch.device,
+    parallel_strategy: str | None,
+    kwargs: dict[str, Any],
+    precision: torch.dtype | None,
+) -> nn.Module:
+    """Move and wrap the model."""
     if isinstance(model, DistributedDataParallel):
         _weigh_when_needed(model)
         _compute_in(model, precision)
@@ -422,6 +436,7 @@ def watch_optimizer_steps() -> None:
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         count()
+        on_optimizer_step(optimizer)
 
     # A compiled step calls it as it is; a compiler that traced it would warn of the clock that it reads.
     vars(stepped)["_torchdynamo_disable"] = True

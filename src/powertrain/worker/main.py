@@ -235,6 +235,7 @@ class Rank:
         try:
             with self._debugger.installed():
                 function = self._local_function or _load_function(self._spec.function)
+                self._session.function = function
                 self._begin_tracing()
                 sys.setswitchinterval(self._switch_interval)
                 progress.startup.loaded()

@@ -50,6 +50,8 @@ class Session:
         self.checkpoint_names: set[str] = set(place.start.names)
         #: True once this rank has made a report with SYNC or a barrier: ``get_checkpoint`` then returns the newest one.
         self.sees_newest = False
+        #: The training function; None before it is loaded.
+        self.function: Any = None
         #: Objects given to ``register_state``.
         self.registered: dict[str, Any] = {}
         self.newest_reports = NewestReports(place.files.mark)
@@ -63,6 +65,13 @@ class Session:
 
     def _stands_at(self, hold: int, boundary: int) -> None:
         self.service.send_now(Reached(hold=hold, boundary=boundary, row=self.row))
+
+    @cached_property
+    def is_saving_state(self) -> bool:
+        """True where the training function calls ``save_state``."""
+        from powertrain.worker.scripts.mentions import mentions
+
+        return self.function is not None and mentions(self.function, "save_state")
 
     @cached_property
     def staging(self) -> Staging:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
+import itertools
 import json
 import os
 import struct
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -82,11 +84,17 @@ def _padded(header: bytes) -> bytes:
     return struct.pack("<Q", length) + header.ljust(length)
 
 
-def copy_all(views: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], threads: int = 1) -> None:
+def copy_all(
+    views: Sequence[torch.Tensor],
+    sources: Sequence[torch.Tensor],
+    threads: int = 1,
+    cuts: Sequence[int] = (),
+) -> None:
     """Copy each source into its view. Afterwards the sources may be changed.
 
     Copies from a GPU run on a stream of their own, one after the other without waiting in between; at full speed
-    where the views are pinned memory. Large ones in main memory are copied by ``threads`` threads together.
+    where the views are pinned memory. None of them crosses one of the addresses ``cuts``, which ascend: between them
+    lie pieces that were pinned one by one. Large tensors in main memory are copied by ``threads`` threads together.
     """
     blocks: list[tuple[int, int, int]] = []
     on_gpu: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -98,19 +106,38 @@ def copy_all(views: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], thr
                 blocks.append((view.data_ptr(), source.data_ptr(), view.nbytes))
             else:
                 view.copy_(source)
-        streams = [_begin_copies(device, pairs) for device, pairs in on_gpu.items()]
+        streams = [_begin_copies(device, pairs, cuts) for device, pairs in on_gpu.items()]
     _move_blocks(blocks, threads)
     for stream in streams:
         stream.synchronize()
 
 
-def _begin_copies(device: torch.device, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.cuda.Stream:
+def _begin_copies(
+    device: torch.device, pairs: list[tuple[torch.Tensor, torch.Tensor]], cuts: Sequence[int]
+) -> torch.cuda.Stream:
     """Queue the copies off one GPU; they are done when the stream is."""
     stream = _side_stream(device)
     with torch.cuda.stream(stream):
         for view, source in pairs:
-            view.copy_(source, non_blocking=True)
+            for part, part_of_source in cut_copy(view, source, cuts):
+                part.copy_(part_of_source, non_blocking=True)
     return stream
+
+
+def cut_copy(
+    view: torch.Tensor, source: torch.Tensor, cuts: Sequence[int]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield a copy into ``view``, which is contiguous, as copies that do not cross any of the addresses ``cuts``."""
+    begin = view.data_ptr()
+    inner = cuts[bisect.bisect_right(cuts, begin) : bisect.bisect_left(cuts, begin + view.nbytes)]
+    if not inner:
+        yield view, source
+        return
+    plain = source.resolve_conj().resolve_neg().contiguous()
+    places = [0, *(cut - begin for cut in inner), view.nbytes]
+    target_bytes, source_bytes = (one.view(-1).view(torch.uint8) for one in (view, plain))
+    for start, stop in itertools.pairwise(places):
+        yield target_bytes[start:stop], source_bytes[start:stop]
 
 
 def _is_plain_memory(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ from powertrain.checkpoint.parallel.holdings import (
     gather_of,
     needs_agreement,
 )
-from powertrain.checkpoint.state import capture, encoding, random_state, restore
+from powertrain.checkpoint.state import capture, encoding, expected_size, random_state, restore
 from powertrain.checkpoint.state.dcp import StateReader, read_into
 from powertrain.checkpoint.state.encoding import Captured
 from powertrain.checkpoint.state.files import FileLayout, copy_all, write_file
 from powertrain.checkpoint.state.pieces import SCHEMA, STATE_DIRECTORY, SharePlanner, file_name
 from powertrain.checkpoint.state.restore import StoredState
-from powertrain.checkpoint.state.segments import Segments, SharedMemorySegment
+from powertrain.checkpoint.state.segments import Segments
+from powertrain.checkpoint.state.shared_memory import SharedMemorySegment
 from powertrain.errors import CheckpointError
 from powertrain.storage.files.descriptors import open_below
 
@@ -39,6 +40,8 @@ def values_name(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
+#: Memory for a smaller state is made ready by the save itself.
+_WORTH_A_THREAD = 64 * 2**20
 #: In a rank's values: the ranks' holdings differ, so the values of all of them make up the state.
 _BY_RANK = "by rank"
 
@@ -74,6 +77,15 @@ class StateSaver:
         self._threads = threads
         self._warned: set[str] = set()
 
+    def expect(self, objects: Iterable[Any]) -> None:
+        """Begin to make memory ready in the background for a save of these objects, where they are on a GPU.
+
+        Otherwise the first save would allocate and pin all of it before it could copy: seconds for some gigabytes.
+        """
+        expected = expected_size.of(objects, self._world_size)
+        if self._segments is not None and expected.gpu is not None and expected.bytes >= _WORTH_A_THREAD:
+            self._segments.expect(expected.bytes, expected.gpu)
+
     def save(self, objects: Mapping[str, Any], directory: str) -> None:
         """Put the state of ``objects`` into ``directory``. Afterwards the objects may change.
 
@@ -92,10 +104,11 @@ class StateSaver:
         if (segment := self._segment()) is None:
             write_file(path, self._layout, sources)
         else:
-            self._fill(segment, sources)
+            gpu = next((source.device.index for source in sources if source.is_cuda), None)
+            self._fill(segment, sources, gpu)
             segment.link_at(path)
             assert self._segments is not None
-            self._segments.make_one_ahead(segment.size)
+            self._segments.make_one_ahead(segment.size, gpu)
         content = {"schema": SCHEMA, "rank": self._rank, "world_size": self._world_size, **captured.values}
         if not holdings.alike:
             content["layout"] = _BY_RANK
@@ -158,7 +171,7 @@ class StateSaver:
                 "In a container, start it with a larger /dev/shm (docker run --shm-size=...)."
             )
 
-    def _fill(self, segment: SharedMemorySegment, sources: list[torch.Tensor]) -> None:
+    def _fill(self, segment: SharedMemorySegment, sources: list[torch.Tensor], gpu: int | None) -> None:
         if segment.layout is not self._layout:
             content = torch.frombuffer(segment.map, dtype=torch.uint8)
             content[: len(self._layout.header)] = torch.frombuffer(
@@ -166,10 +179,12 @@ class StateSaver:
             )
             segment.views = list(self._layout.views(content))
             segment.layout = self._layout
-        if any(source.is_cuda for source in sources) and not segment.pin() and "pin" not in self._warned:
+        while gpu is not None and segment.ready < segment.size:
+            segment.make_ready(segment.size, pinned=True)
+        if gpu is not None and not segment.pin() and "pin" not in self._warned:
             self._warned.add("pin")
             self._warn("save_state copies slower than it could: CUDA refuses to pin shared memory.")
-        copy_all(segment.views, sources, self._threads)
+        copy_all(segment.views, sources, self._threads, segment.cuts)
 
 
 # --------------------------------------------------------------------------- loading

@@ -11,131 +11,22 @@ renamed: a link count of 0 means that it was removed.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
-import fcntl
-import mmap
 import os
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-#: A second segment is made ahead of need only where this many times its size is free.
-_PLENTY = 4
-#: Bytes of a segment made ahead that are touched before looking whether it is still wanted.
-_TOUCHED_AT_ONCE = 64 * 2**20
+from powertrain.checkpoint.state.ahead import SegmentAhead
+from powertrain.checkpoint.state.shared_memory import SharedMemorySegment
 
-
-class SharedMemorySegment:
-    """One file in shared memory, mapped and locked by this process. Its pages are allocated from the start."""
-
-    def __init__(self, path: str, descriptor: int, size: int) -> None:
-        self.path = path
-        self.size = size
-        self.map = mmap.mmap(descriptor, size)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        #: The layout of its header; maintained by the code that fills it.
-        self.layout: object = None
-        #: Views of each tensor's place in the mapping; maintained by the code that fills it.
-        self.views: list[Any] = []
-        self._descriptor = descriptor
-        self._link = -1
-        #: True when CUDA has pinned it; ``None`` before the attempt.
-        self._pinned: bool | None = None
-
-    @classmethod
-    def create(cls, path: str, size: int) -> SharedMemorySegment:
-        """Return a new segment of ``size`` bytes; raises ``OSError`` (ENOSPC) where the memory cannot be had."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Memory that is only promised would kill the process when it is touched; this fails instead.
-            os.posix_fallocate(descriptor, 0, size)
-            return cls(path, descriptor, size)
-        except BaseException:
-            os.close(descriptor)
-            os.unlink(path)
-            raise
-
-    @classmethod
-    def adopt(cls, path: str) -> SharedMemorySegment | None:
-        """Return the segment of a process that has died; ``None`` while its process lives."""
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return cls(path, descriptor, os.fstat(descriptor).st_size)
-        except (OSError, ValueError):  # locked by a live process, or empty because its maker died at once
-            os.close(descriptor)
-            return None
-
-    def touch(self, stop: threading.Event) -> None:
-        """Map every page until ``stop`` is set, so that filling it later causes no page fault. Other threads run
-        meanwhile."""
-        for start in range(0, self.size, _TOUCHED_AT_ONCE):
-            if stop.is_set():
-                return
-            ctypes.memset(self.address + start, 0, min(_TOUCHED_AT_ONCE, self.size - start))
-
-    def link_at(self, path: str) -> None:
-        """Put a link to it at ``path``; the segment is busy until that link is removed, wherever it was moved."""
-        os.symlink(self.path, path)
-        self._drop_link()
-        self._link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-    @property
-    def busy(self) -> bool:
-        """True while a staged directory holds the link to it."""
-        if self._link >= 0 and os.fstat(self._link).st_nlink == 0:
-            self._drop_link()
-        return self._link >= 0
-
-    def pin(self) -> bool:
-        """Make it memory that a GPU can write to by itself; once is enough. False where CUDA refuses."""
-        if self._pinned is None:
-            self._pinned = int(_cuda_runtime().cudaHostRegister(self.address, self.size, 0)) == 0
-            if not self._pinned:
-                _forget_cuda_error()
-        return self._pinned
-
-    def close(self, *, remove: bool) -> None:
-        """Give up the mapping and the lock; with ``remove`` the file as well."""
-        if self._pinned:
-            _cuda_runtime().cudaHostUnregister(self.address)
-            self._pinned = None
-        self.views.clear()
-        self._drop_link()
-        if remove:
-            try:
-                os.unlink(self.path)
-            except FileNotFoundError:
-                pass  # swept already
-        os.close(self._descriptor)
-
-    def _drop_link(self) -> None:
-        if self._link >= 0:
-            os.close(self._link)
-            self._link = -1
-
-
-def _cuda_runtime() -> Any:
-    import torch
-
-    cuda: Any = torch.cuda
-    return cuda.cudart()
-
-
-def _forget_cuda_error() -> None:
-    """Clear CUDA's last error, which the next call would report as the user's own."""
-    import torch
-
-    with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device="cuda")
+#: A second segment is made ahead of need only where this many times its size is free; the first one, which a save needs
+#: in any case, where this many times.
+_PLENTY, _ENOUGH = 4, 2
+#: A segment for a state of unknown layout can grow to this many times its expected size.
+_GROWTH = 4
+#: A dead process's segment is made ready for a state whose expected size is within these parts of its own.
+_ALIKE = (0.9, 1.1)
 
 
 class Segments:
@@ -146,8 +37,7 @@ class Segments:
         can lie; with it, segments that dead processes of this rank left are used again."""
         self._directory, self._owner, self._staging = directory, owner, staging
         self._all: list[SharedMemorySegment] = []
-        self._ahead: threading.Thread | None = None
-        self._closing = threading.Event()
+        self._ahead: SegmentAhead | None = None
         self._process = os.getpid()
 
     def take(self, size: int) -> SharedMemorySegment:
@@ -157,11 +47,8 @@ class Segments:
         """
         if (found := self._free(size)) is not None:
             return found
-        if self._ahead is not None:
-            self._ahead.join()
-            self._ahead = None
-            if (found := self._free(size)) is not None:
-                return found
+        if (found := self._take_ahead(size)) is not None:
+            return found
         self._forget_other_sizes(size)
         self._adopt_abandoned()
         if (found := self._free(size)) is not None:
@@ -170,29 +57,82 @@ class Segments:
         self._all.append(SharedMemorySegment.create(self._new_path(), size))
         return self._all[-1]
 
-    def make_one_ahead(self, size: int) -> None:
+    def expect(self, size: int, gpu: int | None) -> None:
+        """Begin to make a first segment ready for a state of about ``size`` bytes, which ``gpu`` copies to it.
+
+        A later call with a larger size continues it. Does nothing where memory is short, or a state was saved already.
+        """
+        if self._ahead is not None:
+            self._ahead.expect(size)
+            return
+        if self._all or not self._has_room(_ENOUGH * size):
+            return
+        self._adopt_abandoned()
+        alike = [
+            one for one in self._all if _ALIKE[0] * size <= one.size <= _ALIKE[1] * size and not one.busy
+        ]
+        if alike:
+            self._all.remove(alike[0])
+            self._begin_ahead(alike[0], alike[0].size, gpu)
+        elif not self._all:
+            try:
+                segment = SharedMemorySegment.create(self._new_path(), 0, reserve=_GROWTH * size)
+            except OSError:
+                return  # the save sees to it
+            self._begin_ahead(segment, size, gpu)
+
+    def make_one_ahead(self, size: int, gpu: int | None = None) -> None:
         """Begin to make a second segment of ``size`` where there is plenty of memory.
 
         The next save then need not wait, although the uploader still reads this one.
         """
         of_size = [segment for segment in self._all if segment.size == size]
-        if self._ahead is not None or len(of_size) != 1 or room(self._directory) < _PLENTY * size:
+        if self._ahead is not None or len(of_size) != 1 or not self._has_room(_PLENTY * size):
             return
-        self._ahead = threading.Thread(
-            target=self._make_spare, args=(self._new_path(), size), name="powertrain-segment", daemon=True
-        )
-        self._ahead.start()
+        try:
+            segment = SharedMemorySegment.create(self._new_path(), 0, reserve=size)
+        except OSError:
+            return  # another process took the room; the next save handles it
+        self._begin_ahead(segment, size, gpu)
+
+    def wait_for_ahead(self) -> None:
+        """Wait until the segment that is being made ahead is ready."""
+        if self._ahead is not None:
+            self._ahead.wait()
 
     def close(self) -> None:
         """Release all segments. Those that a staged directory still needs stay on disk."""
         if self._process != os.getpid():
             return  # a forked child has copies of the objects; the segments are its parent's
-        self._closing.set()
         if self._ahead is not None:
-            self._ahead.join()
+            self._ahead.take().close(remove=True)
+            self._ahead = None
         while self._all:
             segment = self._all.pop()
             segment.close(remove=not segment.busy)
+
+    def _begin_ahead(self, segment: SharedMemorySegment, size: int, gpu: int | None) -> None:
+        self._ahead = SegmentAhead(segment, gpu)
+        self._ahead.expect(size)
+
+    def _take_ahead(self, size: int) -> SharedMemorySegment | None:
+        """Return the segment that was made ahead, with this size; None where it cannot have it."""
+        if self._ahead is None:
+            return None
+        segment, self._ahead = self._ahead.take(), None
+        try:
+            if segment.capacity >= size:
+                segment.resize(size)
+                self._all.append(segment)
+                return segment
+        except OSError:
+            pass  # no room is left: the caller raises what is missing
+        segment.close(remove=True)
+        return None
+
+    def _has_room(self, size: int) -> bool:
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        return room(self._directory) >= size
 
     def _free(self, size: int) -> SharedMemorySegment | None:
         return next((one for one in self._all if one.size == size and not one.busy), None)
@@ -228,14 +168,6 @@ class Segments:
                 f"{size / 2**20:,.0f} MiB of shared memory are needed and {free / 2**20:,.0f} MiB are free",
                 self._directory,
             )
-
-    def _make_spare(self, path: str, size: int) -> None:
-        try:
-            spare = SharedMemorySegment.create(path, size)
-        except OSError:
-            return  # another process took the room; the next save handles it
-        spare.touch(self._closing)
-        self._all.append(spare)
 
     def _new_path(self) -> str:
         return os.path.join(self._directory, f"{self._owner}-{uuid.uuid4().hex[:12]}")

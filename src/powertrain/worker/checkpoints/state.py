@@ -19,7 +19,7 @@ from powertrain.worker import session as worker_session
 from powertrain.worker.progress import progress
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from powertrain.checkpoint.checkpoint import Checkpoint
     from powertrain.checkpoint.state.saver import StateSaver
@@ -32,6 +32,12 @@ class _RankState:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._saver: StateSaver | None = None
+        #: Modules and optimizers that the first save will probably save.
+        self._expected: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Optimizers whose state counts already.
+        self._sized: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Calls of :func:`on_optimizer_step` that are still of interest.
+        self.steps_awaited = 0
 
     @property
     def saver(self) -> StateSaver:
@@ -50,6 +56,32 @@ class _RankState:
             # When the next session of this process begins, or the process ends.
             weakref.finalize(self, self._saver.close)
         return self._saver
+
+    def expect(self, objects: Iterable[Any]) -> None:
+        """Begin to make memory ready for the first save of these objects, where their model is on a GPU."""
+        from powertrain.checkpoint.state.capture import kind_of
+
+        self._expected.update(one for one in objects if kind_of(one) in ("module", "optimizer"))
+        if any(_is_on_gpu(one) for one in self._expected):
+            self.saver.expect(list(self._expected))
+            self.steps_awaited = _STEPS_AWAITED
+
+    def on_optimizer_step(self, optimizer: Any) -> None:
+        """Note an optimizer that has made a step: only now has it a state."""
+        self.steps_awaited -= 1
+        if optimizer.state and optimizer not in self._sized:
+            self._sized.add(optimizer)
+            self._expected.add(optimizer)
+            self.saver.expect(list(self._expected))
+
+
+#: The optimizers of a loop have all made a step within this many.
+_STEPS_AWAITED = 20
+
+
+def _is_on_gpu(one: Any) -> bool:
+    first = next(iter(one.parameters()), None) if hasattr(one, "parameters") else None
+    return first is not None and first.device.type == "cuda"
 
 
 #: More threads than this do not copy faster on common machines.
@@ -78,6 +110,21 @@ def _state_of(session: Session) -> _RankState:
     if _rank_state is None or _rank_state.session is not session:
         _rank_state = _RankState(session)
     return _rank_state
+
+
+def expect_model(model: Any) -> None:
+    """Begin to make memory ready for the first ``save_state`` of a prepared model, where the function calls that."""
+    if not worker_session.in_worker():
+        return
+    session = worker_session.current("prepare_model")
+    if session.is_saving_state:
+        _state_of(session).expect([model])
+
+
+def on_optimizer_step(optimizer: Any) -> None:
+    """Note a step of any optimizer in this process: after its first one, the size of its state is known."""
+    if _rank_state is not None and _rank_state.steps_awaited:
+        _rank_state.on_optimizer_step(optimizer)
 
 
 def register_state(**objects: Any) -> None:
@@ -109,6 +156,7 @@ def register_state(**objects: Any) -> None:
                 "is now. Register objects that have a state_dict(), or a dict or list that your loop changes."
             )
     session.registered.update(objects)
+    _state_of(session).expect(objects.values())
 
 
 def save_state(**objects: Any) -> Checkpoint:
@@ -180,12 +228,14 @@ def load_state(checkpoint: Checkpoint | None = None, **objects: Any) -> dict[str
     if checkpoint is None:
         checkpoint = worker_session.checkpoint_to_resume_from(session)
     if checkpoint is None:
+        _state_of(session).expect(chosen.values())
         return None
     from powertrain.checkpoint.state.saver import StateLoader
 
     with _phase("checkpoint"), checkpoint.as_directory() as directory:
         loader = StateLoader(directory, session.place.rank, session.place.world_size)
         extras = loader.load(chosen)
+    _state_of(session).expect(chosen.values())
     if not loader.same_world and session.place.rank == 0:
         _warn(
             session,
