@@ -204,7 +204,7 @@ def outputs_kept_in_a_list() -> None:
 def memory_in_pieces() -> None:
     def batches() -> Iterator[torch.Tensor]:
         for number in itertools.count():  # each is longer than all before: no piece of memory fits again
-            yield tokens_of(24, min(64 + 16 * number, 768))
+            yield tokens_of(12, 64 + 5 * number)
 
     train_gpt(150, batches=batches())
 

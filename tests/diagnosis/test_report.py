@@ -90,6 +90,20 @@ def test_the_most_severe_comes_first_then_the_costliest() -> None:
             {"gpu_throttled": ["forward_straggler", "gpu_idle"]},
         ),
         (
+            [
+                found("fragmented_memory", evidence={"where": "device", "allocating": 0.9}),
+                found("gpu_idle", ranks=(0,), cost=0.8),
+            ],
+            {"fragmented_memory": ["gpu_idle"]},
+        ),
+        (
+            [
+                found("fragmented_memory", evidence={"where": "device", "allocating": 0.1}),
+                found("gpu_idle", ranks=(0,), cost=0.8),
+            ],
+            {"gpu_idle": [], "fragmented_memory": []},
+        ),
+        (
             [found("gpu_throttled", "info", ranks=(2,)), found("forward_straggler", ranks=(2,))],
             {"forward_straggler": [], "gpu_throttled": []},
         ),

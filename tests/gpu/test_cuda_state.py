@@ -146,3 +146,67 @@ def test_a_sharded_model_on_a_gpu_is_saved_and_loaded() -> None:
         )
 
     assert _fit(loop).return_value
+
+
+def test_the_memory_of_the_first_save_is_pinned_before_it_in_the_background() -> None:
+    def loop(config: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        import powertrain
+        from powertrain.torch import prepare_model
+        from powertrain.worker.checkpoints import state
+
+        model = prepare_model(torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(4, 2048, device="cuda")).sum().backward()
+        optimizer.step()
+        segments: Any = state._rank_state.saver._segments  # type: ignore[union-attr]
+        segments.wait_for_ahead()
+        ahead = segments._ahead._segment
+        pinned = sum(stop - start for start, stop in ahead._pinned)
+        checkpoint = powertrain.save_state(model=model, optimizer=optimizer)
+        file = Path(checkpoint.path, "state", "rank-00000.safetensors")
+        return {
+            "taken": os.readlink(file) == ahead.path,
+            "missing": file.stat().st_size - pinned,
+            "views": all(view.is_pinned() for view in ahead.views),
+        }
+
+    seen = _fit(loop).return_value
+    assert seen["taken"]
+    assert seen["missing"] <= 0
+    assert seen["views"]
+
+
+def test_files_are_read_into_a_gpus_memory_as_they_are(tmp_path: Path) -> None:
+    import torch
+
+    from powertrain.checkpoint.state.gpu_reading import FileRange, read_ranges
+
+    tensors = [torch.randn(size) for size in (1, 1000, 3 * 2**20 + 7, 5 * 2**20)]
+    file = tmp_path / "file"
+    file.write_bytes(b"".join(tensor.numpy().tobytes() for tensor in tensors))
+    starts = [sum(one.nbytes for one in tensors[:number]) for number in range(len(tensors))]
+    targets = [torch.empty_like(tensor, device="cuda") for tensor in tensors]
+    read_ranges([FileRange(file, start, target) for start, target in zip(starts, targets, strict=True)])
+    assert all(torch.equal(target.cpu(), tensor) for target, tensor in zip(targets, tensors, strict=True))
+    with pytest.raises(OSError, match="before the tensor that it should have"):
+        read_ranges([FileRange(file, starts[-1] + 4, targets[-1])])
+
+
+def test_warming_up_changes_nothing_that_a_function_can_see() -> None:
+    def loop(config: dict[str, Any]) -> list[float]:
+        import torch
+
+        from powertrain.torch import gpu_warming
+
+        torch.manual_seed(3)
+        if config["warmed"]:
+            gpu_warming._warm_up(torch.cuda.current_device())
+        hooked: list[int] = []
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: hooked.append(1))
+        drawn = [torch.rand(1).item(), torch.rand(1, device="cuda").item(), float(len(hooked))]
+        handle.remove()
+        return [*drawn, float(torch.get_default_dtype() == torch.float32), float(torch.cuda.current_device())]
+
+    assert _fit(loop, warmed=True).return_value == _fit(loop, warmed=False).return_value

@@ -39,8 +39,9 @@ _OPTIMIZER_OPERATORS, _OPTIMIZER_SHARE = 100, 0.08
 _FULL_FLOATS_SHARE = 0.2
 #: Least share and MiB of the allocator's memory in free pieces.
 _UNUSED_SHARE, _UNUSED_MIB = 0.25, 1024.0
-#: Share of the device from which on it matters that torch holds memory of no use.
-_SCARCE = 0.4
+#: It matters that torch holds memory of no use where it holds so much of the device, where so much of the device is of
+#: no use, or where it takes more from the device in so many of the last steps.
+_SCARCE, _WASTED, _OFTEN = 0.4, 0.2, 0.5
 _LINES_SHOWN = 3
 
 
@@ -276,11 +277,10 @@ def _fragmented(facts: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
     emptied = (
         f"; it had to give its cache back {retries} times, each of which stops the GPU" if retries else ""
     )
-    is_scarce = retries > 0 or float(one["reserved"]) >= _SCARCE * float(one.get("total") or 0.0)
     return [
         Finding(
             kind="fragmented_memory",
-            severity="warning" if is_scarce else "info",
+            severity="warning" if _matters(one, unused[worst]) else "info",
             summary=f"Device memory of rank {worst} is fragmented: of the {words.mebibytes(one['reserved'])} that "
             f"torch holds, {words.mebibytes(unused[worst])} lie in pieces of sizes that it cannot use{emptied}.",
             action="Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or bring batches to a few fixed sizes "
@@ -293,6 +293,17 @@ def _fragmented(facts: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
             },
         )
     ]
+
+
+def _matters(allocator: Mapping[str, Any], unused: float) -> bool:
+    """Return whether memory of no use costs time, or may soon be missed."""
+    total = float(allocator.get("total") or 0.0)
+    return (
+        int(allocator.get("retries") or 0) > 0
+        or float(allocator.get("allocating") or 0.0) >= _OFTEN
+        or float(allocator["reserved"]) >= _SCARCE * total
+        or unused >= _WASTED * total
+    )
 
 
 def _of_no_use(allocator: Mapping[str, Any]) -> float:

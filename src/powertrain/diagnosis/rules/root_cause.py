@@ -77,8 +77,8 @@ def _costs_more_in_all(cause: Finding, echo: Finding) -> bool:
 
 def _waits_for_memory(cause: Finding, echo: Finding) -> bool:
     """Return whether the host waits for memory of the device: torch gives it back or takes more again and again."""
-    retries = int(echo.evidence.get("alloc_retries") or 0)
-    allocating = float(echo.evidence.get("allocating") or 0.0)
+    retries = int(echo.evidence.get("alloc_retries") or cause.evidence.get("retries") or 0)
+    allocating = float(echo.evidence.get("allocating") or cause.evidence.get("allocating") or 0.0)
     return cause.evidence.get("where") == "device" and (retries >= 3 or allocating >= 0.5)
 
 
@@ -123,7 +123,9 @@ _RULES = (
     _Rule(frozenset({"sync_bound", "launch_bound"}), frozenset({"gpu_idle", "compute_bound"}), _always),
     _Rule(frozenset({"unfused_optimizer"}), frozenset({"launch_bound", "gpu_idle"}), _takes_most_of),
     _Rule(
-        frozenset({"memory_pressure", "fragmented_memory"}), frozenset({"launch_bound"}), _waits_for_memory
+        frozenset({"memory_pressure", "fragmented_memory"}),
+        frozenset({"launch_bound", "gpu_idle"}),
+        _waits_for_memory,
     ),
     _Rule(frozenset({"graph_breaks"}), frozenset({"launch_bound"}), _breaks_what_runs),
     _Rule(
