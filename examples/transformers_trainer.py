@@ -23,8 +23,17 @@ from typing import Any
 
 import datasets
 import torch
-import transformers
 from torch.nn import functional
+
+# By name: the package loads a class when it is first asked for, here before the workers are forked.
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 import powertrain as train
 from powertrain import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
@@ -71,7 +80,7 @@ def mean_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None
     return functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
 
 
-class KillLastRank(transformers.TrainerCallback):
+class KillLastRank(TrainerCallback):
     """Kill the last rank at a step of the first attempt, as in a machine failure."""
 
     def __init__(self, step: int) -> None:
@@ -86,9 +95,9 @@ class KillLastRank(transformers.TrainerCallback):
 
 def train_classifier(config: dict[str, Any]) -> None:
     """Training function of every worker."""
-    transformers.set_seed(0)
-    model = transformers.BertForSequenceClassification(
-        transformers.BertConfig(
+    set_seed(0)
+    model = BertForSequenceClassification(
+        BertConfig(
             vocab_size=VOCABULARY,
             hidden_size=config["width"],
             num_hidden_layers=2,
@@ -99,7 +108,7 @@ def train_classifier(config: dict[str, Any]) -> None:
             num_labels=2,
         )
     )
-    arguments = transformers.TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=config["output_dir"],
         num_train_epochs=config["epochs"],
         per_device_train_batch_size=16,
@@ -116,7 +125,7 @@ def train_classifier(config: dict[str, Any]) -> None:
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
     )
-    trainer = transformers.Trainer(
+    trainer = Trainer(
         model=model,
         args=arguments,
         train_dataset=train.get_dataset_shard("train"),
@@ -170,7 +179,7 @@ def main() -> None:
 
     assert result.checkpoint is not None
     with result.checkpoint.as_directory() as directory:
-        model = transformers.BertForSequenceClassification.from_pretrained(
+        model = BertForSequenceClassification.from_pretrained(
             os.path.join(directory, ReportCallback.CHECKPOINT_NAME)
         )
     for line in ("Return the sum of the numbers that were given.", "return sum(numbers)"):

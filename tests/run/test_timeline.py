@@ -290,6 +290,13 @@ def test_advice_is_given_where_one_phase_has_most_of_a_long_start() -> None:
     (imports,) = report.advice(told({"imports": 8.0, "fork": 0.1}, forks_driver=True))
     assert imports.startswith("8.0 s went into imports. Import torch in the script before fit(), ")
     assert "start no threads before it" in imports, "a process with threads is not forked"
+    lazy = {"set-up": 1.5, "first step": 0.2, "fork": 0.1}
+    assert report.advice(told(lazy, forks_driver=True)) == []
+    assert report.advice(told(lazy, imported="transformers", engine="ray")) == []
+    assert report.advice(told({"first step": 0.5}, imported="transformers", forks_driver=True)) == []
+    (importing,) = report.advice(told(lazy, imported="transformers", forks_driver=True))
+    assert importing.startswith("Within set-up every rank loads the package transformers")
+    assert "from transformers import" in importing
     (slots,) = report.advice(told({"slots": 30.0}, waited_for="waiting for 1 GPU held by run x"))
     assert slots == "30.0 s went into waiting for slots: waiting for 1 GPU held by run x"
     (function,) = report.advice(told({"function": 8.1}, loaded="transformers", forks_driver=True))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from powertrain.wire.from_worker import FirstStep
 from powertrain.worker.progress import Progress
-from powertrain.worker.startup import StartupStamps, most_loaded
+from powertrain.worker.startup import StartupStamps, first_loaded, most_loaded
 
 
 class Noted:
@@ -131,6 +131,33 @@ def test_in_whatever_order_things_happen_the_parts_add_up_to_the_time_it_took(
     (told,) = rank.told
     assert min(parts(told)) >= 0
     assert sum(parts(told)) == pytest.approx(rank.now - 10.0)
+
+
+def test_a_function_that_imports_much_before_its_first_step_names_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seconds, count, expected in ((2.0, 150, "large"), (2.0, 20, ""), (0.5, 150, "")):
+        rank = Noted()
+        rank.startup.loaded()
+        with monkeypatch.context() as imports:
+            for number in range(count):
+                imports.setitem(sys.modules, f"large.module_{number}", pytest)
+            rank.takes(seconds)
+            rank.progress.report()
+        assert rank.told[0].imported == expected
+
+
+def test_a_package_is_named_rather_than_those_that_it_loads() -> None:
+    modules = [
+        "logging2",
+        "outer.trainer",
+        "outer.models",
+        *(f"inner.module_{n}" for n in range(30)),
+        "outer.last",
+    ]
+    assert first_loaded(modules) == "outer"
+    assert first_loaded(["a"]) == "a"
+    assert first_loaded([]) == ""
 
 
 def test_a_slow_load_names_the_package_of_most_modules(monkeypatch: pytest.MonkeyPatch) -> None:

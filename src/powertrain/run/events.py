@@ -138,6 +138,8 @@ class StartupMeasured(Fact, frozen=True, tag="startup_measured"):
     waited_for: str = ""
     #: The package that loading the function spent most on: "transformers"; "" where it was quick.
     loaded: str = ""
+    #: The package that the function itself has begun to load first, before its first step; "" where it loaded little.
+    imported: str = ""
     #: True when the script had imported torch before it called ``fit``.
     torch_was_loaded: bool = False
     #: True when the ranks run a whole script, so that no code of the user's runs before ``fit()``.

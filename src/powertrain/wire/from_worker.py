@@ -50,6 +50,8 @@ class FirstStep(Message, frozen=True, tag="first_step"):
     stepped: bool = True
     #: The package that most of the modules are of which loading the function has loaded; "" where that was quick.
     loaded: str = ""
+    #: The package that the function itself has begun to load first, before its first step; "" where it loaded little.
+    imported: str = ""
 
 
 class Stacks(Message, frozen=True, tag="stacks"):

@@ -9,13 +9,16 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from powertrain.wire.from_worker import FirstStep
 
-#: Seconds of loading a function from which the loaded package is named.
-_WORTH_A_NAME = 1.0
+#: Seconds of loading a function from which the loaded package is named; and of the function before its first step, with
+#: the modules that it has then loaded at least.
+_WORTH_A_NAME, _MANY_MODULES = 1.0, 100
+#: Part of the loaded modules that a package must have to be named.
+_NOTICEABLE = 0.05
 
 
 class StartupStamps:
@@ -50,7 +53,7 @@ class StartupStamps:
         self._loaded = self._clock()
         if self._loaded - self._called >= _WORTH_A_NAME:
             self._package = most_loaded(sys.modules.keys() - self._modules)
-        self._modules = frozenset()
+        self._modules = frozenset(sys.modules)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -91,6 +94,13 @@ class StartupStamps:
         now, data = self._clock(), self._data
         if self._depth and self._batch is None:  # it has ended in the middle of a wait
             data += now - self._since
+        imported = ""
+        if now - self._loaded >= _WORTH_A_NAME:
+            # torch loads more of itself when a function compiles, which is no import of the user's.
+            new = [
+                name for name in sys.modules if name not in self._modules and not name.startswith("torch.")
+            ]
+            imported = first_loaded(new) if len(new) >= _MANY_MODULES else ""
         begun = self._loaded + data if self._batch is None else max(self._batch, self._loaded + data)
         send(
             FirstStep(
@@ -100,8 +110,18 @@ class StartupStamps:
                 step=max(0.0, now - begun),
                 stepped=stepped,
                 loaded=self._package,
+                imported=imported,
             )
         )
+
+
+def first_loaded(modules: Sequence[str]) -> str:
+    """Return the package that began to load first, of those with a noticeable part of these modules.
+
+    ``modules`` are in the order in which their loading began: a package that loads others comes before them.
+    """
+    packages = Counter(name.partition(".")[0] for name in modules)
+    return next((name for name in packages if packages[name] >= _NOTICEABLE * len(modules)), "")
 
 
 def most_loaded(modules: Iterable[str]) -> str:

@@ -89,7 +89,8 @@ class StartupRecorder:
         if start is None or start.ranks[rank].done is not None:
             return
         known = start.ranks[rank]
-        known.done, known.has_stepped, known.loaded = self._clock(), message.stepped, message.loaded
+        known.done, known.has_stepped = self._clock(), message.stepped
+        known.loaded, known.imported = message.loaded, message.imported
         known.own = {
             timeline.FUNCTION: message.function,
             timeline.DATA: message.data,
@@ -141,4 +142,5 @@ def fact_of(start: AttemptTimes, attempt: int, now: float) -> ev.StartupMeasured
         spread=dict(kept.spread),
         unfinished=tuple(number for number, rank in enumerate(start.ranks) if not rank.has_stepped),
         loaded=start.ranks[last].loaded,
+        imported=start.ranks[last].imported,
     )

@@ -12,6 +12,10 @@ from powertrain.run.startup import timeline
 _WORTH_TELLING, _WORTH_TELLING_SECONDS = 0.02, 0.01
 #: A phase of at least this part of a start, and so many seconds, is worth advice.
 _DOMINATES, _DOMINATES_SECONDS = 0.4, 2.0
+#: The same of a function that imports much before its first step.
+_IMPORTING_SECONDS = 1.0
+#: The phases in which the user's function runs.
+_OF_FUNCTION = (timeline.SET_UP, timeline.DATA, timeline.FIRST_STEP)
 #: Ranks that a table has a column for; of more it has the fastest, the median and the slowest.
 _COLUMNS = 8
 #: A process with other threads is not forked: what it has imported is imported again.
@@ -68,6 +72,17 @@ def advice(fact: StartupMeasured) -> list[str]:
         sentences.append(
             f"{took} went into loading the training function, mostly the package {fact.loaded}. Import it in the "
             f"script {_IN_TIME}"
+        )
+    in_function = {name: seconds for name, seconds in fact.path.items() if name in _OF_FUNCTION}
+    if (
+        is_forked
+        and fact.imported
+        and sum(in_function.values()) >= max(_IMPORTING_SECONDS, _DOMINATES * fact.seconds)
+    ):
+        longest = max(in_function, key=lambda name: in_function[name])
+        sentences.append(
+            f"Within {longest} every rank loads the package {fact.imported}, at each start and restart. Import what "
+            f"the function uses of it by name (from {fact.imported} import ...) at the top of the script {_IN_TIME}"
         )
     return sentences
 

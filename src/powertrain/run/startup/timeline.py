@@ -94,6 +94,8 @@ class RankStart:
     has_stepped: bool = False
     #: The package that loading its function spent most on; "" where it was quick.
     loaded: str = ""
+    #: The package that the function itself has begun to load first, before its first step; "" where it loaded little.
+    imported: str = ""
 
     def before_first_step(self) -> float:
         """Return the rank's own seconds, in which it waited for no other."""
