@@ -1,4 +1,4 @@
-"""A process with torch loaded that forks for each program, so that a hundred programs import it once.
+"""A process with torch and Powertrain loaded that forks for each program, so that a hundred programs import them once.
 
 A program sees what a script sees that has just imported torch: one thread, its own ``__main__``, directory, arguments
 and output. The programs of the smoke tests are started as plain scripts instead.
@@ -26,6 +26,20 @@ from tests.migration.running import _EXIT_TIMEOUT_S, _POLL_INTERVAL_S, Ended
 
 from powertrain.trace.machine import processes
 
+#: What nearly every program imports, itself or in ``fit()``.
+_IMPORTED = (
+    "torch._dynamo",
+    "pandas",
+    "powertrain.torch.trainer",
+    "powertrain.data",
+    "powertrain.driver.fit",
+    "powertrain.driver.conclusion",
+    "powertrain.engine.local.engine",
+    "powertrain.engine.local.server",
+    "powertrain.run.controller",
+    "powertrain.terminal.view",
+    "powertrain.views.report.writing",
+)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LARGEST_MESSAGE = 1 << 16
 
@@ -142,7 +156,7 @@ def _become(script: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in ("torch._dynamo", "powertrain.torch", "powertrain.data", "powertrain.engine.local.server"):
+    for name in _IMPORTED:
         importlib.import_module(name)
     from powertrain import fork_server
     from powertrain.backend import TORCH_PRELOAD

@@ -13,11 +13,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import story
 import torch
-import transformers
+from accelerate import Accelerator, DataLoaderConfiguration
 from torch.utils.data import DataLoader, Dataset
+
+# By name: the package loads what it has when it is first asked for, and here that is before workers are forked.
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+    set_seed,
+)
 
 import powertrain
 import powertrain.data
@@ -49,8 +59,8 @@ class Rows(Dataset[dict[str, Any]]):
 
 def make_model(dropout: float = 0.1) -> Any:
     """A language model. With dropout its random numbers must be those of an undisturbed run."""
-    transformers.set_seed(7)
-    config = transformers.GPT2Config(
+    set_seed(7)
+    config = GPT2Config(
         vocab_size=64,
         n_positions=LENGTH,
         n_embd=16,
@@ -62,7 +72,7 @@ def make_model(dropout: float = 0.1) -> Any:
         embd_pdrop=dropout,
         attn_pdrop=dropout,
     )
-    return transformers.GPT2LMHeadModel(config)
+    return GPT2LMHeadModel(config)
 
 
 class Diary:
@@ -90,7 +100,7 @@ class Diary:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Watched(transformers.TrainerCallback):
+class Watched(TrainerCallback):
     def __init__(self, diary: Diary) -> None:
         self.diary = diary
 
@@ -99,7 +109,7 @@ class Watched(transformers.TrainerCallback):
 
 
 def arguments(config: dict[str, Any], **more: Any) -> Any:
-    return transformers.TrainingArguments(
+    return TrainingArguments(
         output_dir=str(story.directory() / f"output-{config['name']}"),
         per_device_train_batch_size=2,
         per_device_eval_batch_size=2,
@@ -125,7 +135,7 @@ def fine_tune(config: dict[str, Any]) -> None:
         train, evaluated = (powertrain.get_dataset_shard(name) for name in ("train", "evaluation"))
     if config["form"] == "batches":
         train, evaluated = (shard.iter_torch_batches(batch_size=2) for shard in (train, evaluated))
-    trainer = transformers.Trainer(
+    trainer = Trainer(
         model=model,
         args=arguments(
             config,
@@ -159,7 +169,7 @@ def exact_loss(model: Any) -> float:
 def trains_unprepared(config: dict[str, Any]) -> None:
     """Knows nothing of the run: no callback, nothing prepared, nothing resumed."""
     model = make_model()
-    trainer = transformers.Trainer(
+    trainer = Trainer(
         model=model,
         args=arguments(config),
         train_dataset=Rows(ROWS),
@@ -171,7 +181,7 @@ def trains_unprepared(config: dict[str, Any]) -> None:
 def makes_a_trainer(train_dataset: Any, eval_dataset: Any = None, **config: Any) -> Any:
     """Returns a Trainer of the datasets that it is given."""
     model = make_model()
-    return transformers.Trainer(
+    return Trainer(
         model=model,
         args=arguments(config, eval_strategy="epoch"),
         train_dataset=train_dataset,
@@ -182,8 +192,8 @@ def makes_a_trainer(train_dataset: Any, eval_dataset: Any = None, **config: Any)
 
 def accelerated(config: dict[str, Any]) -> None:
     """A loop as the guide of Accelerate has it, with its own skipping or with a loader that is prepared here."""
-    order = accelerate.DataLoaderConfiguration(use_seedable_sampler=True)
-    accelerator = accelerate.Accelerator(gradient_accumulation_steps=2, dataloader_config=order)
+    order = DataLoaderConfiguration(use_seedable_sampler=True)
+    accelerator = Accelerator(gradient_accumulation_steps=2, dataloader_config=order)
     model = make_model(dropout=0.0)  # each iterator over a loader draws a random number, also one that skips
     diary = Diary(config, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -191,7 +201,7 @@ def accelerated(config: dict[str, Any]) -> None:
         Rows(ROWS),
         batch_size=2,
         shuffle=True,
-        collate_fn=transformers.default_data_collator,
+        collate_fn=default_data_collator,
     )
     if config["form"] == "prepared":
         loader = prepare_data_loader(loader)
