@@ -141,6 +141,7 @@ class Player:
         row = int(spec.checkpoint.removeprefix("checkpoint_")[:6])
         self.log.append(("begins", row))
         self._before(played, row)
+        played.check()  # it may have been killed, and then sends nothing
         link = Link(spec.connection, -1, 0)
         try:
             link.send([Validated(checkpoint=spec.checkpoint, metrics={"score": -row})], 0, 0)
