@@ -45,8 +45,9 @@ FLOORS: list[set[str]] = [
     {"errors", "version"},
     {"text"},
 ]
-#: The public face stands outside the floors, and so does what is published for other people's tests.
-OUTSIDE = {"__init__", "testing"}
+#: The public face and ``python -m powertrain`` stand outside the floors, and so does what is published for other
+#: people's tests.
+OUTSIDE = {"__init__", "__main__", "testing"}
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 #: (importing module, imported module) -> why this one may point the other way. All of them are lazy.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +46,11 @@ def test_every_example_is_a_command_that_is_understood(example: str) -> None:
 def test_every_verb_says_in_one_line_what_it_does() -> None:
     for name, command in verbs().items():
         assert command.get_short_help_str(200).endswith("."), name
+
+
+def test_the_package_can_be_run_in_place_of_the_command() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "powertrain", "ls", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "powertrain ls" in shown.stdout
