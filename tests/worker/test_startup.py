@@ -136,7 +136,7 @@ def test_in_whatever_order_things_happen_the_parts_add_up_to_the_time_it_took(
 def test_a_function_that_imports_much_before_its_first_step_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for seconds, count, expected in ((2.0, 150, "large"), (2.0, 20, ""), (0.5, 150, "")):
+    for seconds, count, expected in ((2.0, 350, "large"), (2.0, 20, ""), (0.5, 350, "")):
         rank = Noted()
         rank.startup.loaded()
         with monkeypatch.context() as imports:

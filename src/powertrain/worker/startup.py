@@ -16,7 +16,9 @@ from powertrain.wire.from_worker import FirstStep
 
 #: Seconds of loading a function from which the loaded package is named; and of the function before its first step, with
 #: the modules that it has then loaded at least.
-_WORTH_A_NAME, _MANY_MODULES = 1.0, 100
+_WORTH_A_NAME, _MANY_MODULES = 1.0, 300
+#: Packages of which this process and torch's compiler load more by themselves.
+_NOT_OF_USER = ("powertrain", "torch", "triton")
 #: Part of the loaded modules that a package must have to be named.
 _NOTICEABLE = 0.05
 
@@ -96,10 +98,7 @@ class StartupStamps:
             data += now - self._since
         imported = ""
         if now - self._loaded >= _WORTH_A_NAME:
-            # torch loads more of itself when a function compiles, which is no import of the user's.
-            new = [
-                name for name in sys.modules if name not in self._modules and not name.startswith("torch.")
-            ]
+            new = [name for name in list(sys.modules) if name not in self._modules and _is_of_user(name)]
             imported = first_loaded(new) if len(new) >= _MANY_MODULES else ""
         begun = self._loaded + data if self._batch is None else max(self._batch, self._loaded + data)
         send(
@@ -113,6 +112,10 @@ class StartupStamps:
                 imported=imported,
             )
         )
+
+
+def _is_of_user(module: str) -> bool:
+    return module.partition(".")[0] not in _NOT_OF_USER
 
 
 def first_loaded(modules: Sequence[str]) -> str:
