@@ -165,7 +165,7 @@ def test_memory_in_pieces_is_named_only_where_it_is_much() -> None:
         ({"reserved": 57e3, "peak": 40e3}, True),  # much of the device is held
         ({"reserved": 40e3, "peak": 10e3}, True),  # a fifth of it is of no use
         ({"retries": 1}, True),
-        ({"allocating": 0.6}, True),
+        ({"allocations": 30.0}, True),
     ],
 )
 def test_memory_that_tensors_never_used_at_once_is_a_trouble_where_it_costs_time_or_is_scarce(
@@ -179,9 +179,9 @@ def test_memory_that_tensors_never_used_at_once_is_a_trouble_where_it_costs_time
 
 def test_a_host_that_takes_memory_from_the_device_again_and_again_is_not_launch_bound() -> None:
     allocator = {"used": 4e3, "peak": 8e3, "reserved": 60e3, "split": 20.0, "retries": 0, "total": 140e3}
-    facts = {"allocator": {**allocator, "allocating": 0.9}, "activity": activity(0.2 * STEP)}
+    facts = {"allocator": {**allocator, "allocations": 90.0}, "activity": activity(0.2 * STEP)}
     assert troubles(facts) == ["fragmented_memory"]
-    facts["allocator"] = {**allocator, "allocating": 0.1}
+    facts["allocator"] = {**allocator, "allocations": 2.0}
     assert "launch_bound" in troubles(facts)
 
 

@@ -91,14 +91,14 @@ def test_the_most_severe_comes_first_then_the_costliest() -> None:
         ),
         (
             [
-                found("fragmented_memory", evidence={"where": "device", "allocating": 0.9}),
+                found("fragmented_memory", evidence={"where": "device", "allocations": 90.0}),
                 found("gpu_idle", ranks=(0,), cost=0.8),
             ],
             {"fragmented_memory": ["gpu_idle"]},
         ),
         (
             [
-                found("fragmented_memory", evidence={"where": "device", "allocating": 0.1}),
+                found("fragmented_memory", evidence={"where": "device", "allocations": 2.0}),
                 found("gpu_idle", ranks=(0,), cost=0.8),
             ],
             {"gpu_idle": [], "fragmented_memory": []},

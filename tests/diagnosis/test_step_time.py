@@ -180,6 +180,14 @@ def test_a_wait_that_the_steps_after_it_make_up_for_is_no_spike() -> None:
     assert wrong(everything(synthetic.run(0, synthetic.waits(20, phases.OUTSIDE, 0.03)))) == []
 
 
+def test_spikes_of_a_loop_whose_steps_differ_are_found_although_many_steps_are_shorter() -> None:
+    def batches_of_two_sizes(times: Floats, generator: np.random.Generator) -> None:
+        times[generator.random(len(times)) < 0.4] *= 0.9
+
+    steps = synthetic.run(0, batches_of_two_sizes, every(50, phases.OUTSIDE, 0.06))
+    assert "periodic_spike" in [one.kind for one in wrong(everything(steps))]
+
+
 def test_long_steps_at_unequal_distances_are_no_periodic_spike() -> None:
     for seed in range(40):
         steps = synthetic.run(seed)

@@ -40,9 +40,13 @@ def step(recorder: Recorder, optimizer: object = None) -> None:
     recorder.optimizer_ended(optimizer)
 
 
-def allocator(monkeypatch: pytest.MonkeyPatch, **mib: float) -> None:
-    names = {"reserved": "reserved_bytes.all.current", "split": "inactive_split_bytes.all.current"}
-    stats = {names[name]: int(value * MIB) for name, value in mib.items()}
+def allocator(monkeypatch: pytest.MonkeyPatch, allocations: int = 0, **mib: float) -> None:
+    names = {
+        "reserved": "reserved_bytes.all.current",
+        "peak": "allocated_bytes.all.peak",
+        "split": "inactive_split_bytes.all.current",
+    }
+    stats = {names[name]: int(value * MIB) for name, value in mib.items()} | {"num_device_alloc": allocations}
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: stats)
 
 
@@ -61,6 +65,33 @@ def test_the_allocators_figures_are_sent_once_and_again_when_they_change(
     allocator(monkeypatch, reserved=1200)
     watch.look()
     assert watch.news()["allocator"]["reserved"] == 1200
+    watch.close()
+
+
+def test_a_higher_peak_is_sent_and_stays_when_the_user_resets_it(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = DeviceWatch(recorder)
+    for peak, sent in ((600, 600), (900, 900), (100, None), (910, None)):
+        allocator(monkeypatch, reserved=1000, peak=peak)
+        watch.look()
+        news = watch.news()
+        assert (news["allocator"]["peak"] if sent else news) == (sent or {})
+    watch.close()
+
+
+def test_a_loop_that_no_longer_takes_memory_from_the_device_is_known_to_have_stopped(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = DeviceWatch(recorder)
+    sent = []
+    for number in range(60):
+        monkeypatch.setattr(Recorder, "steps", number)
+        allocator(monkeypatch, reserved=1000, allocations=30 * min(number, 20))
+        watch.look()
+        sent += [facts["allocations"]] if (facts := watch.news().get("allocator")) else []
+    assert max(sent) == pytest.approx(30.0)
+    assert sent[-1] < 2.0
     watch.close()
 
 

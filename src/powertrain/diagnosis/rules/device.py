@@ -40,8 +40,8 @@ _FULL_FLOATS_SHARE = 0.2
 #: Least share and MiB of the allocator's memory in free pieces.
 _UNUSED_SHARE, _UNUSED_MIB = 0.25, 1024.0
 #: It matters that torch holds memory of no use where it holds so much of the device, where so much of the device is of
-#: no use, or where it takes more from the device in so many of the last steps.
-_SCARCE, _WASTED, _OFTEN = 0.4, 0.2, 0.5
+#: no use, or where it takes more from the device so often in each step; each time takes some tenths of a millisecond.
+_SCARCE, _WASTED, _OFTEN = 0.4, 0.2, 10.0
 _LINES_SHOWN = 3
 
 
@@ -203,7 +203,7 @@ def _launch_bound(rank: _Rank, idle: float) -> Finding:
             "batch_factor": larger,
             "seconds_in_all": rank.idle_for_host * rank.steps,
             "alloc_retries": int((rank.facts.get("allocator") or {}).get("retries") or 0),
-            "allocating": float((rank.facts.get("allocator") or {}).get("allocating") or 0.0),
+            "allocations": float((rank.facts.get("allocator") or {}).get("allocations") or 0.0),
         },
     )
 
@@ -300,7 +300,7 @@ def _matters(allocator: Mapping[str, Any], unused: float) -> bool:
     total = float(allocator.get("total") or 0.0)
     return (
         int(allocator.get("retries") or 0) > 0
-        or float(allocator.get("allocating") or 0.0) >= _OFTEN
+        or float(allocator.get("allocations") or 0.0) >= _OFTEN
         or float(allocator["reserved"]) >= _SCARCE * total
         or unused >= _WASTED * total
     )

@@ -105,10 +105,12 @@ def _costliest(series: Floats, held_up: Floats, step: float) -> _Spikes | None:
 
 
 def _made_up_for(held_up: Floats, rows: Rows) -> Floats:
-    """Return the seconds by which the steps after each spike, up to the next, were shorter than usual together."""
-    after = np.append(rows[1:], len(held_up))
-    sums = [float(held_up[row + 1 : end].sum()) for row, end in zip(rows, after, strict=True)]
-    made_up: Floats = np.maximum(0.0, -np.array(sums))
+    """Return the seconds by which the unbroken run of shorter steps right after each spike is shorter than usual."""
+    made_up = np.zeros(len(rows))
+    for number, row in enumerate(rows):
+        after = held_up[row + 1 :]
+        end = int(np.argmax(after >= 0.0)) if (after >= 0.0).any() else len(after)
+        made_up[number] = -after[:end].sum()
     return made_up
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from powertrain.trace.recording.recorder import Recorder
 
 _MIB = 2.0**20
-#: Change of the allocator's figures that is sent, and how many of its last figures count.
+#: Relative change of the allocator's figures that is sent, and how many of its last figures count.
 _NEWS, _LOOKS = 0.05, 20
 #: Operators of a step from which on its kernels are not recorded: that would stop the loop for seconds.
 _MOST_OPERATORS = 30_000
@@ -35,9 +35,9 @@ class DeviceWatch:
         self._allocations = KeptAllocations(recorder)
         self._allocator: dict[str, float] = {}
         self._sent: dict[str, float] = {}
-        #: MiB in free pieces, and the number of allocations from the device, of the last looks.
+        #: Of the last looks the MiB in free pieces, and the number of allocations from the device with that of steps.
         self._splits: deque[float] = deque(maxlen=_LOOKS)
-        self._allocations_made: deque[int] = deque(maxlen=_LOOKS)
+        self._allocations_made: deque[tuple[int, int]] = deque(maxlen=_LOOKS)
         #: MiB of the device, and the most that tensors have had; torch's own peak can be reset by the user.
         self._total = self._peak = 0.0
 
@@ -70,14 +70,14 @@ class DeviceWatch:
         self._peak = max(self._peak, peak)
         # Within a step, much memory is free for a moment: only what is free all the time is of no use.
         self._splits.append(stats.get("inactive_split_bytes.all.current", 0) / _MIB)
-        self._allocations_made.append(stats.get("num_device_alloc", 0))
+        self._allocations_made.append((stats.get("num_device_alloc", 0), self._recorder.steps))
         self._allocator = {
             "used": stats.get("allocated_bytes.all.current", 0) / _MIB,
             "peak": self._peak,
             "reserved": stats.get("reserved_bytes.all.current", 0) / _MIB,
             "split": min(self._splits),
             "retries": stats.get("num_alloc_retries", 0),
-            "allocating": _share_of_rises(self._allocations_made),
+            "allocations": _by_step(self._allocations_made),
             "total": self._total,
         }
 
@@ -98,15 +98,18 @@ class DeviceWatch:
         return facts
 
 
-def _share_of_rises(values: deque[int]) -> float:
-    """Return the share of neighbouring values of which the later is larger."""
-    pairs = list(itertools.pairwise(values))
-    return sum(later > earlier for earlier, later in pairs) / len(pairs) if pairs else 0.0
+def _by_step(made: Sequence[tuple[int, int]]) -> float:
+    """Return the allocations by step between the first and the last look; 0 where no step was made."""
+    (first, first_step), (last, last_step) = made[0], made[-1]
+    return (last - first) / (last_step - first_step) if last_step > first_step else 0.0
 
 
 def _differs(new: dict[str, float], old: dict[str, float]) -> bool:
-    """Return whether the allocator holds other memory than when its figures were last sent."""
-    names = new.keys() & {"reserved", "split", "retries"}
+    """Return whether the allocator holds or takes other memory than when its figures were last sent."""
+    names = new.keys() & {"reserved", "peak", "split", "retries"}
+    names |= (
+        {"allocations"} if max(new.get("allocations", 0.0), old.get("allocations", 0.0)) >= 1.0 else set()
+    )
     return any(
         abs(new[name] - old.get(name, 0.0)) > _NEWS * max(new[name], old.get(name, 0.0)) for name in names
     )
