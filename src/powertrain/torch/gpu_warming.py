@@ -1,11 +1,13 @@
 """First uses of a GPU's libraries on a thread of their own, while a rank starts.
 
 CUDA loads cuBLAS and each kernel when they are first called, which makes the first step of a process half a second
-longer. Here common ones are called while the process group forms and the user's function builds or loads its model.
+longer. Here cuBLAS is loaded and common kernels are called while the process group forms and the user's function builds
+or loads its model.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -24,6 +26,7 @@ def begin(device: int) -> None:
         return
     _thread = threading.Thread(target=_warm_up, args=(device,), name="powertrain-warm-up", daemon=True)
     os.register_at_fork(before=_wait)
+    atexit.register(_wait)  # a thread that Python ends within C++ code would abort the process
     _thread.start()
 
 
@@ -37,6 +40,8 @@ def _warm_up(device: int) -> None:
 
     with contextlib.suppress(Exception):  # of a device that fails: the training loop meets it, too
         torch.cuda.set_device(device)
+        cuda: Any = torch.cuda
+        cuda.current_blas_handle()
         with torch.no_grad():
             for dtype in (torch.bfloat16, torch.float32):
                 with contextlib.suppress(RuntimeError):  # of a device without this type
@@ -45,18 +50,21 @@ def _warm_up(device: int) -> None:
             torch.cuda.current_stream().synchronize()
 
 
-# None of these calls changes a random generator, or calls a hook of modules or optimizers.
+# None of these calls changes a random generator, or calls a hook of modules or optimizers. None is a product of
+# matrices: with the first of a process torch reads CUBLAS_WORKSPACE_CONFIG, which the function may still set.
 
 
 def _use_layers(matrix: Any) -> None:
-    """Call what the layers of most models call, and the products of their backward passes."""
+    """Call what the layers of most models call."""
+    import torch
     from torch.nn import functional
 
-    functional.linear(matrix, matrix, matrix[0])
-    for product in (matrix @ matrix, matrix.t() @ matrix):
-        functional.layer_norm(functional.gelu(product), (128,), matrix[0], matrix[0]).sum()
-    heads = matrix.view(1, 2, 128, 64)
-    functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    functional.layer_norm(functional.gelu(matrix) + matrix * 2, (128,), matrix[0], matrix[0]).sum()
+    functional.relu(matrix).softmax(-1).mean()
+    if matrix.dtype == torch.bfloat16:
+        heads = matrix.view(1, 2, 128, 64)
+        # Without the choice among kernels, which could fall on one with products.
+        torch.ops.aten._scaled_dot_product_flash_attention(heads, heads, heads, is_causal=True)
 
 
 def _use_losses(scores: Any) -> None:
