@@ -41,8 +41,11 @@ def test_ranks_share_what_they_have_alike() -> None:
     assert alone / 4 < shared < alone / 3
 
 
-def test_tensors_count_once_and_those_without_memory_not_at_all() -> None:
+def test_tensors_count_once_and_those_without_plain_memory_not_at_all() -> None:
     layer = nn.Linear(1000, 1000)
     tied = nn.Sequential(layer, layer)
     assert expected_size.of([tied], 1) == expected_size.of([layer], 1)
+    graph = nn.Module()
+    graph.register_buffer("edges", torch.eye(1000).to_sparse(), persistent=False)
+    assert expected_size.of([graph], 1) == expected_size.of([nn.Module()], 1)
     assert expected_size.of([nn.Linear(10**6, 10**6, device="meta")], 1).bytes < 2 * 2**20

@@ -151,6 +151,7 @@ def test_a_sharded_model_on_a_gpu_is_saved_and_loaded() -> None:
 def test_the_memory_of_the_first_save_is_pinned_before_it_in_the_background() -> None:
     def loop(config: dict[str, Any]) -> dict[str, Any]:
         import torch
+        from safetensors.torch import load_file
 
         import powertrain
         from powertrain.torch import prepare_model
@@ -166,47 +167,81 @@ def test_the_memory_of_the_first_save_is_pinned_before_it_in_the_background() ->
         pinned = sum(stop - start for start, stop in ahead._pinned)
         checkpoint = powertrain.save_state(model=model, optimizer=optimizer)
         file = Path(checkpoint.path, "state", "rank-00000.safetensors")
+        saved = load_file(file)
         return {
+            "same": all(
+                torch.equal(saved[f"model.{name}"], value.cpu()) for name, value in model.state_dict().items()
+            ),
             "taken": os.readlink(file) == ahead.path,
             "missing": file.stat().st_size - pinned,
             "views": all(view.is_pinned() for view in ahead.views),
         }
 
     seen = _fit(loop).return_value
+    assert seen["same"]
     assert seen["taken"]
     assert seen["missing"] <= 0
     assert seen["views"]
 
 
 def test_files_are_read_into_a_gpus_memory_as_they_are(tmp_path: Path) -> None:
-    import torch
-
-    from powertrain.checkpoint.state.gpu_reading import FileRange, read_ranges
-
-    tensors = [torch.randn(size) for size in (1, 1000, 3 * 2**20 + 7, 5 * 2**20)]
-    file = tmp_path / "file"
-    file.write_bytes(b"".join(tensor.numpy().tobytes() for tensor in tensors))
-    starts = [sum(one.nbytes for one in tensors[:number]) for number in range(len(tensors))]
-    targets = [torch.empty_like(tensor, device="cuda") for tensor in tensors]
-    read_ranges([FileRange(file, start, target) for start, target in zip(starts, targets, strict=True)])
-    assert all(torch.equal(target.cpu(), tensor) for target, tensor in zip(targets, tensors, strict=True))
-    with pytest.raises(OSError, match="before the tensor that it should have"):
-        read_ranges([FileRange(file, starts[-1] + 4, targets[-1])])
-
-
-def test_warming_up_changes_nothing_that_a_function_can_see() -> None:
-    def loop(config: dict[str, Any]) -> list[float]:
+    def loop(config: dict[str, Any]) -> str:
         import torch
 
-        from powertrain.torch import gpu_warming
+        from powertrain.checkpoint.state.gpu_reading import FileRange, read_ranges
 
-        torch.manual_seed(3)
-        if config["warmed"]:
-            gpu_warming._warm_up(torch.cuda.current_device())
-        hooked: list[int] = []
-        handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: hooked.append(1))
-        drawn = [torch.rand(1).item(), torch.rand(1, device="cuda").item(), float(len(hooked))]
-        handle.remove()
-        return [*drawn, float(torch.get_default_dtype() == torch.float32), float(torch.cuda.current_device())]
+        tensors = [torch.randn(size) for size in (1, 1000, 3 * 2**20 + 7, 5 * 2**20)]
+        file = Path(config["file"])
+        file.write_bytes(b"".join(tensor.numpy().tobytes() for tensor in tensors))
+        starts = [sum(one.nbytes for one in tensors[:number]) for number in range(len(tensors))]
+        with torch.inference_mode():
+            targets = [torch.empty_like(tensor, device="cuda") for tensor in tensors]
+            read_ranges([FileRange(file, *pair) for pair in zip(starts, targets, strict=True)])
+        assert all(torch.equal(target.cpu(), one) for target, one in zip(targets, tensors, strict=True))
+        try:
+            read_ranges([FileRange(file, starts[-1] + 4, torch.empty_like(tensors[-1], device="cuda"))])
+        except OSError as error:
+            return str(error)
+        return ""
 
-    assert _fit(loop, warmed=True).return_value == _fit(loop, warmed=False).return_value
+    said = _fit(loop, file=str(tmp_path / "file")).return_value
+    assert "before the tensor that it should have" in said
+
+
+def test_a_function_may_still_choose_deterministic_products_after_the_gpu_was_warmed_up() -> None:
+    def loop(config: dict[str, Any]) -> bool:
+        import torch
+
+        from powertrain.torch import enable_reproducibility, gpu_warming
+
+        gpu_warming._wait()
+        enable_reproducibility(3)
+        drawn = torch.rand(1, device="cuda").item()
+        product = torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+        return bool((product == 8).all().item()) and 0 <= drawn < 1
+
+    assert _fit(loop).return_value
+
+
+def test_memory_is_pinned_in_the_background_while_a_graph_is_captured() -> None:
+    def loop(config: dict[str, Any]) -> list[bool]:
+        import torch
+
+        from powertrain.checkpoint.state.ahead import SegmentAhead
+        from powertrain.checkpoint.state.shared_memory import SharedMemorySegment
+
+        x = torch.ones(1000, device="cuda")
+        segment = SharedMemorySegment.create(f"/dev/shm/powertrain-test-{os.getpid()}", 0, reserve=2**28)
+        ahead, graph = SegmentAhead(segment, 0), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                ahead.expect(2**28)
+                ahead.wait()
+                y = x * 2
+            graph.replay()
+            pinned = sum(stop - start for start, stop in segment._pinned)
+            return [bool((y == 2).all().item()), pinned == 2**28]
+        finally:
+            ahead.take().close(remove=True)
+
+    assert _fit(loop).return_value == [True, True]

@@ -64,6 +64,7 @@ class Worker:
         session: Any = SimpleNamespace(
             place=place,
             registered={},
+            is_saving_state=True,
             staging=FakeStaging(self.root / f"rank-{rank}", self.segments),
             service=SimpleNamespace(post=lambda message: self.notes.append(message.message)),
         )

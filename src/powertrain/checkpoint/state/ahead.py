@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 import sys
 import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from powertrain.checkpoint.state.shared_memory import SharedMemorySegment
+from powertrain.checkpoint.state.shared_memory import PIECE, SharedMemorySegment
+
+#: CUDA's name for a thread whose calls do not end the capture of a graph on another thread.
+_CAPTURE_MODE_RELAXED = 2
 
 
 class SegmentAhead:
@@ -27,8 +35,9 @@ class SegmentAhead:
 
     def expect(self, size: int) -> None:
         """Make it ready up to ``size`` bytes, in the background."""
+        rounded = -(-size // PIECE) * PIECE
         with self._lock:
-            self._wanted = max(self._wanted, min(size, self._segment.capacity))
+            self._wanted = max(self._wanted, min(rounded, self._segment.capacity))
             if self._is_running or self._has_failed or self._segment.ready >= self._wanted:
                 return
             self._is_running = True
@@ -50,6 +59,7 @@ class SegmentAhead:
         try:
             if self._gpu is not None:
                 sys.modules["torch"].cuda.set_device(self._gpu)  # a thread begins with the first one
+                leave_captures_alone()
             while self._continue():
                 self._segment.make_ready(self._wanted, pinned=self._gpu is not None)
         except (OSError, RuntimeError):  # no room is left, or the GPU has failed: the save sees to it
@@ -61,3 +71,19 @@ class SegmentAhead:
                 not self._is_stopping and not self._has_failed and self._segment.ready < self._wanted
             )
             return self._is_running
+
+
+def leave_captures_alone() -> None:
+    """Let this thread pin memory while another one captures a CUDA graph.
+
+    CUDA otherwise refuses to, and ends the capture. torch has no function for it.
+    """
+    if (runtime := _cuda_runtime()) is not None:
+        runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_CAPTURE_MODE_RELAXED)))
+
+
+@cache
+def _cuda_runtime() -> Any:
+    """Return the library that torch has loaded; None where it is linked into torch."""
+    paths = re.findall(r"(/\S*/libcudart\.so\S*)", Path("/proc/self/maps").read_text())
+    return ctypes.CDLL(paths[0]) if paths else None

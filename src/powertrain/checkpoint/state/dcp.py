@@ -107,6 +107,7 @@ class StateReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: Any) -> Future[None]:
         opened: dict[Path, torch.Tensor] = {}
         to_gpu: list[FileRange] = []
+        read: list[tuple[Any, torch.Tensor]] = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 raise CheckpointError(f"{item.dest_index.fqn!r} is not a tensor in {self._directory}.")
@@ -121,8 +122,10 @@ class StateReader(StorageReader):
                 ):
                     saved = saved.narrow(dimension, offset, length)
                 target.copy_(saved)
-            planner.commit_tensor(item, target)
+            read.append((item, target))
         read_ranges(to_gpu)
+        for item, target in read:
+            planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -134,7 +137,8 @@ class StateReader(StorageReader):
 
 def _is_plain_on_gpu(target: torch.Tensor, stored: Stored) -> bool:
     """Return whether the stored bytes, in order, are what the GPU's memory behind ``target`` must hold."""
-    return target.is_cuda and target.dtype == stored.dtype and target.is_contiguous() and not target.is_conj()
+    is_plain = target.is_contiguous() and not target.is_conj() and not target.is_neg()
+    return target.is_cuda and target.dtype == stored.dtype and is_plain
 
 
 def _mapped(stored: Stored, opened: dict[Path, torch.Tensor]) -> torch.Tensor:

@@ -28,13 +28,13 @@ class ExpectedSize:
 def of(objects: Iterable[Any], world_size: int) -> ExpectedSize:
     """Return the size of a state with these objects: modules and optimizers; others are small and not counted.
 
-    Tensors that all ranks have alike are written by all of them together.
+    Sparse tensors are not counted either. Tensors that all ranks have alike are written by all of them together.
     """
     total, count, by_gpu = 0.0, 0, dict[int, float]()
     seen: set[int] = set()
     with torch.no_grad():
         for tensor in _tensors_of(objects):
-            if id(tensor) in seen or tensor.is_meta:
+            if id(tensor) in seen or tensor.is_meta or tensor.layout != torch.strided:
                 continue
             seen.add(id(tensor))
             local = local_part(tensor)

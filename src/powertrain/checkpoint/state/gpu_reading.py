@@ -50,10 +50,11 @@ def read_ranges(ranges: Iterable[FileRange]) -> None:
 
 def _read_by_threads(device: torch.device, parts: deque[FileRange]) -> None:
     errors: list[BaseException] = []
+    is_inference = torch.is_inference_mode_enabled()  # which is a thread's own
 
     def read() -> None:
         try:
-            with torch.no_grad(), torch.cuda.device(device):
+            with torch.no_grad(), torch.inference_mode(is_inference), torch.cuda.device(device):
                 _read_parts(device, parts)
         except BaseException as error:
             errors.append(error)

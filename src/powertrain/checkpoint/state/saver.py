@@ -82,8 +82,10 @@ class StateSaver:
 
         Otherwise the first save would allocate and pin all of it before it could copy: seconds for some gigabytes.
         """
+        if self._segments is None:
+            return
         expected = expected_size.of(objects, self._world_size)
-        if self._segments is not None and expected.gpu is not None and expected.bytes >= _WORTH_A_THREAD:
+        if expected.gpu is not None and expected.bytes >= _WORTH_A_THREAD:
             self._segments.expect(expected.bytes, expected.gpu)
 
     def save(self, objects: Mapping[str, Any], directory: str) -> None:
@@ -172,6 +174,11 @@ class StateSaver:
             )
 
     def _fill(self, segment: SharedMemorySegment, sources: list[torch.Tensor], gpu: int | None) -> None:
+        while gpu is not None and segment.ready < segment.size:
+            segment.make_ready(segment.size, pinned=True)
+        if gpu is not None and not segment.pin() and "pin" not in self._warned:
+            self._warned.add("pin")
+            self._warn("save_state copies slower than it could: CUDA refuses to pin shared memory.")
         if segment.layout is not self._layout:
             content = torch.frombuffer(segment.map, dtype=torch.uint8)
             content[: len(self._layout.header)] = torch.frombuffer(
@@ -179,12 +186,8 @@ class StateSaver:
             )
             segment.views = list(self._layout.views(content))
             segment.layout = self._layout
-        while gpu is not None and segment.ready < segment.size:
-            segment.make_ready(segment.size, pinned=True)
-        if gpu is not None and not segment.pin() and "pin" not in self._warned:
-            self._warned.add("pin")
-            self._warn("save_state copies slower than it could: CUDA refuses to pin shared memory.")
         copy_all(segment.views, sources, self._threads, segment.cuts)
+        segment.ready = segment.size  # every page was written to
 
 
 # --------------------------------------------------------------------------- loading

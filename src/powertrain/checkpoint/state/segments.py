@@ -23,10 +23,11 @@ from powertrain.checkpoint.state.shared_memory import SharedMemorySegment
 #: A second segment is made ahead of need only where this many times its size is free; the first one, which a save needs
 #: in any case, where this many times.
 _PLENTY, _ENOUGH = 4, 2
-#: A segment for a state of unknown layout can grow to this many times its expected size.
+#: A segment for a state of unknown layout can grow to this many times its expected size: that of a model, to which the
+#: state of its optimizer is added.
 _GROWTH = 4
-#: A dead process's segment is made ready for a state whose expected size is within these parts of its own.
-_ALIKE = (0.9, 1.1)
+#: A dead process's segment is made ready where its size is within these multiples of the expected one.
+_FITTING = (0.9, _GROWTH)
 
 
 class Segments:
@@ -38,6 +39,8 @@ class Segments:
         self._directory, self._owner, self._staging = directory, owner, staging
         self._all: list[SharedMemorySegment] = []
         self._ahead: SegmentAhead | None = None
+        #: True once a state was saved.
+        self._is_used = False
         self._process = os.getpid()
 
     def take(self, size: int) -> SharedMemorySegment:
@@ -45,9 +48,11 @@ class Segments:
 
         It is free until :meth:`SharedMemorySegment.link_at` is called on it.
         """
-        if (found := self._free(size)) is not None:
-            return found
-        if (found := self._take_ahead(size)) is not None:
+        self._is_used = True
+        found = self._free(size)
+        if found is None or found.ready < size:
+            found = self._take_ahead(size) or found
+        if found is not None:
             return found
         self._forget_other_sizes(size)
         self._adopt_abandoned()
@@ -62,24 +67,13 @@ class Segments:
 
         A later call with a larger size continues it. Does nothing where memory is short, or a state was saved already.
         """
-        if self._ahead is not None:
+        if self._is_used:
+            return
+        if self._ahead is None:
+            self._adopt_abandoned()
+            self._begin_first(size, gpu)
+        elif self._has_room(_ENOUGH * (size - self._ahead.size)):
             self._ahead.expect(size)
-            return
-        if self._all or not self._has_room(_ENOUGH * size):
-            return
-        self._adopt_abandoned()
-        alike = [
-            one for one in self._all if _ALIKE[0] * size <= one.size <= _ALIKE[1] * size and not one.busy
-        ]
-        if alike:
-            self._all.remove(alike[0])
-            self._begin_ahead(alike[0], alike[0].size, gpu)
-        elif not self._all:
-            try:
-                segment = SharedMemorySegment.create(self._new_path(), 0, reserve=_GROWTH * size)
-            except OSError:
-                return  # the save sees to it
-            self._begin_ahead(segment, size, gpu)
 
     def make_one_ahead(self, size: int, gpu: int | None = None) -> None:
         """Begin to make a second segment of ``size`` where there is plenty of memory.
@@ -111,6 +105,21 @@ class Segments:
             segment = self._all.pop()
             segment.close(remove=not segment.busy)
 
+    def _begin_first(self, size: int, gpu: int | None) -> None:
+        """Take the smallest fitting segment of a dead process, whose state is this one's, else a new one."""
+        low, high = _FITTING[0] * size, _FITTING[1] * size
+        fitting = [one for one in self._all if low <= one.size <= high and not one.busy]
+        if fitting:
+            adopted = min(fitting, key=lambda one: one.size)
+            self._all.remove(adopted)
+            self._begin_ahead(adopted, adopted.size, gpu)
+        elif self._has_room(_ENOUGH * size):
+            try:
+                segment = SharedMemorySegment.create(self._new_path(), 0, reserve=_GROWTH * size)
+            except OSError:
+                return  # the save sees to it
+            self._begin_ahead(segment, size, gpu)
+
     def _begin_ahead(self, segment: SharedMemorySegment, size: int, gpu: int | None) -> None:
         self._ahead = SegmentAhead(segment, gpu)
         self._ahead.expect(size)
@@ -121,8 +130,9 @@ class Segments:
             return None
         segment, self._ahead = self._ahead.take(), None
         try:
-            if segment.capacity >= size:
+            if segment.capacity >= size and self._has_room(size - segment.size):
                 segment.resize(size)
+                self._forget_other_sizes(size)
                 self._all.append(segment)
                 return segment
         except OSError:
@@ -135,7 +145,8 @@ class Segments:
         return room(self._directory) >= size
 
     def _free(self, size: int) -> SharedMemorySegment | None:
-        return next((one for one in self._all if one.size == size and not one.busy), None)
+        fitting = [one for one in self._all if one.size == size and not one.busy]
+        return max(fitting, key=lambda one: one.ready, default=None)
 
     def _forget_other_sizes(self, size: int) -> None:
         """Remove free segments of other sizes, to make room after a change of the state's structure."""

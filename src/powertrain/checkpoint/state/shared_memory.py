@@ -16,6 +16,8 @@ from typing import Any
 
 #: Bytes that are allocated, mapped and pinned at once.
 PIECE = 64 * 2**20
+#: Bytes of the unit in which the system counts a file's pages.
+_BLOCK = 512
 #: Linux's advice to map pages for writing, since 5.14.
 _POPULATE_WRITE = 23
 
@@ -74,8 +76,13 @@ class SharedMemorySegment:
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return cls(path, descriptor, os.fstat(descriptor).st_size)
-        except (OSError, ValueError):  # locked by a live process, or empty because its maker died at once
+            found = os.fstat(descriptor)
+            if found.st_blocks * _BLOCK < found.st_size:
+                raise ValueError(
+                    "its maker died before it had allocated all pages: writing to it could end this process"
+                )
+            return cls(path, descriptor, found.st_size)
+        except (OSError, ValueError):  # also locked by a live process, or empty
             os.close(descriptor)
             return None
 
@@ -86,16 +93,18 @@ class SharedMemorySegment:
 
     @property
     def cuts(self) -> list[int]:
-        """The addresses at which a pinned piece begins, ascending."""
-        return [self.address + start for start, _ in self._pinned]
+        """The addresses at which a pinned piece begins or ends, ascending."""
+        return sorted({self.address + edge for piece in self._pinned for edge in piece})
 
     def make_ready(self, until: int, *, pinned: bool) -> None:
-        """Allocate, map and perhaps pin the next piece before ``until``. Other threads run meanwhile.
+        """Allocate, map and perhaps pin the next piece before ``until``; its content may be lost. Other threads run
+        meanwhile.
 
         Raises:
             OSError: The memory cannot be had (ENOSPC).
         """
         start, stop = self.ready, min(self.ready + PIECE, until, self.capacity)
+        self.layout = None
         if stop > self.size:
             os.posix_fallocate(self._descriptor, self.size, stop - self.size)
             self.size = stop
@@ -133,7 +142,11 @@ class SharedMemorySegment:
         return self._link >= 0
 
     def pin(self) -> bool:
-        """Make all of it memory that a GPU can write to by itself. False where CUDA refuses."""
+        """Make all of it memory that a GPU can write to by itself. False where CUDA refuses.
+
+        A refusal in the background is tried again: what caused it may be over.
+        """
+        self._is_refused = False
         start = max((end for _, end in self._pinned), default=0)
         while start < self.size and not self._is_refused:
             stop = min(start + PIECE, self.size)

@@ -112,6 +112,12 @@ def _state_of(session: Session) -> _RankState:
     return _rank_state
 
 
+def _expect_save(session: Session, objects: Mapping[str, Any]) -> None:
+    """Begin to make memory ready for the first save of these objects, unless none of them will be saved."""
+    if session.registered or session.is_saving_state:
+        _state_of(session).expect(objects.values())
+
+
 def expect_model(model: Any) -> None:
     """Begin to make memory ready for the first ``save_state`` of a prepared model, where the function calls that."""
     if not worker_session.in_worker():
@@ -123,7 +129,7 @@ def expect_model(model: Any) -> None:
 
 def on_optimizer_step(optimizer: Any) -> None:
     """Note a step of any optimizer in this process: after its first one, the size of its state is known."""
-    if _rank_state is not None and _rank_state.steps_awaited:
+    if _rank_state is not None and _rank_state.steps_awaited and worker_session.in_worker():
         _rank_state.on_optimizer_step(optimizer)
 
 
@@ -228,14 +234,14 @@ def load_state(checkpoint: Checkpoint | None = None, **objects: Any) -> dict[str
     if checkpoint is None:
         checkpoint = worker_session.checkpoint_to_resume_from(session)
     if checkpoint is None:
-        _state_of(session).expect(chosen.values())
+        _expect_save(session, chosen)
         return None
     from powertrain.checkpoint.state.saver import StateLoader
 
     with _phase("checkpoint"), checkpoint.as_directory() as directory:
         loader = StateLoader(directory, session.place.rank, session.place.world_size)
         extras = loader.load(chosen)
-    _state_of(session).expect(chosen.values())
+    _expect_save(session, chosen)
     if not loader.same_world and session.place.rank == 0:
         _warn(
             session,
