@@ -80,6 +80,7 @@ def test_slots_that_come_in_parts_are_waited_for_and_the_reason_is_told(run: Run
 def test_metrics_that_died_with_their_ranks_are_named_once_unless_they_are_made_again(run: Run) -> None:
     """Rank 1 keeps a report that it never sends, too large for the file beside it; a checkpoint comes after it."""
     large = {"text": "x" * newest_reports.HALF_BYTES}
+    is_reported = threading.Event()
 
     def play(worker: ScriptedWorker) -> None:
         if worker.attempt > 0:
@@ -89,8 +90,11 @@ def test_metrics_that_died_with_their_ranks_are_named_once_unless_they_are_made_
         worker.report({"row": 1})
         worker.report(large if worker.rank == 1 else {"row": 2})
         worker.report({"row": 3}, files={"state": b"saved"} if worker.rank == 0 else None)
+        if worker.rank == 0:
+            is_reported.set()
         worker.report(large if worker.rank == 1 else {"row": 4})
         if worker.rank == 1:
+            worker.wait_for(is_reported)
             worker.die(-signal.SIGKILL)
         worker.hang()
 

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -217,11 +218,18 @@ def test_a_sender_of_what_is_out_of_range_is_refused_once_and_not_heard_any_more
 
 def test_who_refuses_is_told_the_key_and_can_still_answer(directory: str) -> None:
     refused: list[tuple[bytes, str]] = []
-    ear = Ear(directory, refused=lambda key, problem: refused.append((key, problem)))
+    is_refused = threading.Event()
+
+    def on_refused(key: bytes, problem: str) -> None:
+        refused.append((key, problem))
+        is_refused.set()
+
+    ear = Ear(directory, refused=on_refused)
     try:
         connection = ear.hub.admit(speaks_as=(1, 0))
         with RawClient(connection) as client:
             client.socket.send(OUT_OF_RANGE["a number that is none"])
+            assert is_refused.wait(PATIENCE)
             ear.hub.send(connection.keys.public, MessageRefused(reason="why"))
             assert client.socket.poll(int(PATIENCE * 1000))
             command = msgspec.msgpack.decode(client.socket.recv()[HEADER:], type=FromController)
