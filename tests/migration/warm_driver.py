@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -163,4 +164,5 @@ if __name__ == "__main__":
     from powertrain.engine.local.warm_server import _OF_EVERY_WORKER
 
     fork_server.preload((*_OF_EVERY_WORKER, *TORCH_PRELOAD), with_calls=False)
+    gc.freeze()  # the end of a program then looks at what it has made itself, and copies no other pages
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
