@@ -37,11 +37,11 @@ _LEAST_WAITS = 0.5
 _OPTIMIZER_OPERATORS, _OPTIMIZER_SHARE = 100, 0.08
 #: Share of a step that products of full 32-bit floats take at the device's peak.
 _FULL_FLOATS_SHARE = 0.2
-#: Least share and MiB of the allocator's memory in free pieces.
+#: Least share and MiB of the allocator's memory that is of no use.
 _UNUSED_SHARE, _UNUSED_MIB = 0.25, 1024.0
 #: It matters that torch holds memory of no use where it holds so much of the device, where so much of the device is of
 #: no use, or where it takes more from the device so often in each step; each time takes some tenths of a millisecond.
-_SCARCE, _WASTED, _OFTEN = 0.4, 0.2, 10.0
+_SCARCE, _WASTED, MANY_ALLOCATIONS = 0.4, 0.2, 10.0
 _LINES_SHOWN = 3
 
 
@@ -300,7 +300,7 @@ def _matters(allocator: Mapping[str, Any], unused: float) -> bool:
     total = float(allocator.get("total") or 0.0)
     return (
         int(allocator.get("retries") or 0) > 0
-        or float(allocator.get("allocations") or 0.0) >= _OFTEN
+        or float(allocator.get("allocations") or 0.0) >= MANY_ALLOCATIONS
         or float(allocator["reserved"]) >= _SCARCE * total
         or unused >= _WASTED * total
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from powertrain.diagnosis.finding import SEVERITIES, Finding
-from powertrain.diagnosis.rules.device import MANY_WAITS
+from powertrain.diagnosis.rules.device import MANY_ALLOCATIONS, MANY_WAITS
 
 _COMPUTE_STRAGGLERS = frozenset(
     f"{phase}_straggler" for phase in ("forward", "backward", "optimizer", "inside")
@@ -75,15 +75,11 @@ def _costs_more_in_all(cause: Finding, echo: Finding) -> bool:
     )
 
 
-#: Allocations from the device in each step from which on they hold up the host.
-_ALLOCATIONS = 10.0
-
-
 def _waits_for_memory(cause: Finding, echo: Finding) -> bool:
     """Return whether the host waits for memory of the device: torch gives it back or takes more again and again."""
     retries = int(echo.evidence.get("alloc_retries") or cause.evidence.get("retries") or 0)
     allocations = float(echo.evidence.get("allocations") or cause.evidence.get("allocations") or 0.0)
-    return cause.evidence.get("where") == "device" and (retries >= 3 or allocations >= _ALLOCATIONS)
+    return cause.evidence.get("where") == "device" and (retries >= 3 or allocations >= MANY_ALLOCATIONS)
 
 
 def _breaks_what_runs(cause: Finding, echo: Finding) -> bool:
