@@ -6,7 +6,8 @@ time of a step after warm-up on the slowest rank, with all that the loop does in
 the ratio is that of neighbouring runs.
 
 On CPUs the steps take 20 ms, with as many ranks as there are cores (two at most) and one thread each. ``--cuda``
-measures steps of 10 and 30 ms on one GPU. The limit is torchrun's own time.
+measures steps of 10 and 30 ms on one GPU, one after the other in each run. ``--parts`` measures also with some of the
+parts only: none, the trace, the trace and reports. The limit is torchrun's own time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -36,12 +39,19 @@ from harness import (
 )
 
 SCRIPTS = Path(__file__).resolve().parent / "overhead_scripts"
-REPETITIONS, QUICK_REPETITIONS = 9, 2
+REPETITIONS, CUDA_REPETITIONS, QUICK_REPETITIONS = 9, 7, 2
 SECONDS, QUICK_SECONDS = 10.0, 3.0
 #: A checkpoint every so many steps.
 EVERY = 100
 AT_MOST = 1.01
 OURS, THEIRS = "Powertrain, everything on", "torchrun, bare"
+#: The parts of Powertrain that a run uses, by the name of its contender.
+PARTS = {
+    "Powertrain, nothing on": (),
+    "Powertrain, trace": ("trace",),
+    "Powertrain, trace and reports": ("trace", "reports"),
+    OURS: ("trace", "reports", "checkpoints"),
+}
 TIMEOUT_SECONDS = 300.0
 
 
@@ -54,8 +64,10 @@ class Steps:
     left_behind: tuple[str, ...]
 
 
-def measure(is_ours: bool, settings: dict[str, Any]) -> Steps:
-    """Run one side once."""
+def measure(name: str, settings: dict[str, Any]) -> Steps:
+    """Run one contender once."""
+    is_ours = name in PARTS
+    settings = {**settings, "parts": PARTS.get(name, ())}
     script = str(SCRIPTS / ("with_powertrain.py" if is_ours else "with_torchrun.py"))
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={settings['workers']}")
     command = (sys.executable, *(() if is_ours else launcher), script)
@@ -96,21 +108,26 @@ def settings_for(milliseconds: int, device: str, seconds: float) -> dict[str, An
     }
 
 
-def contenders_of(settings: dict[str, Any]) -> list[Contender[Steps]]:
+def contenders_of(settings: dict[str, Any], names: Sequence[str]) -> list[Contender[Steps]]:
     return [
-        Contender(THEIRS, ("torch",), lambda: measure(False, settings)),
-        Contender(OURS, ("torch", "powertrain"), lambda: measure(True, settings)),
+        Contender(
+            name, ("torch", "powertrain") if name in PARTS else ("torch",), partial(measure, name, settings)
+        )
+        for name in names
     ]
 
 
-def rows_of(what: str, rounds: Rounds[Steps]) -> list[Row]:
-    """Return the mean and the median step of both sides, in milliseconds."""
+def rows_of(what: str, rounds: Rounds[Steps], names: Sequence[str]) -> list[Row]:
+    """Return the mean and the median step of all contenders, in milliseconds."""
     rows = []
-    for name, take in (("mean", _mean), ("median", _middle)):
-        ours, theirs = (rounds.numbers(who, take) for who in (OURS, THEIRS))
-        ratio = median_ratio(ours, theirs)
-        rows.append(Row(f"{what}, {name}", THEIRS, "ms", theirs, ratio, "is the limit"))
-        rows.append(Row(f"{what}, {name}", OURS, "ms", ours))
+    for figure, take in (("mean", _mean), ("median", _middle)):
+        ours = rounds.numbers(OURS, take)
+        for name in names:
+            numbers = rounds.numbers(name, take)
+            ratio = median_ratio(ours, numbers) if name != OURS else None
+            rows.append(
+                Row(f"{what}, {figure}", name, "ms", numbers, ratio, "is the limit" * (name == THEIRS))
+            )
     return rows
 
 
@@ -132,8 +149,12 @@ def _middle(steps: Steps) -> float:
 
 def main(arguments: list[str]) -> int:
     is_cuda = "--cuda" in arguments
-    options = parse_options(__doc__ or "", [one for one in arguments if one != "--cuda"])
-    repetitions = QUICK_REPETITIONS if options.quick else REPETITIONS
+    names = (THEIRS, *PARTS) if "--parts" in arguments else (THEIRS, OURS)
+    chosen = [int(one.partition("=")[2]) for one in arguments if one.startswith("--step=")]
+    own = ("--cuda", "--parts", *(f"--step={step}" for step in chosen))
+    options = parse_options(__doc__ or "", [one for one in arguments if one not in own])
+    repetitions = CUDA_REPETITIONS if is_cuda else REPETITIONS
+    repetitions = QUICK_REPETITIONS if options.quick else repetitions
     seconds = QUICK_SECONDS if options.quick else SECONDS
     rows: list[Row] = []
     bounds: list[Bound] = []
@@ -141,14 +162,14 @@ def main(arguments: list[str]) -> int:
     samples: dict[str, Any] = {}
     missing: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
-    for milliseconds in (10, 30) if is_cuda else (20,):
+    for milliseconds in chosen or ((10, 30) if is_cuda else (20,)):
         settings = settings_for(milliseconds, "cuda" if is_cuda else "cpu", seconds)
-        rounds = interleave(contenders_of(settings), repetitions, warm_up=True)
+        rounds = interleave(contenders_of(settings, names), repetitions, warm_up=True)
         what = f"step of {milliseconds} ms on {'a GPU' if is_cuda else 'CPUs'}"
-        rows += rows_of(what, rounds)
+        rows += rows_of(what, rounds, names)
         bounds += bounds_of(what, rounds)
         notes += things_left(rounds)
-        means = {who: rounds.numbers(who, lambda one: one.mean) for who in (OURS, THEIRS)}
+        means = {who: rounds.numbers(who, lambda one: one.mean) for who in names}
         samples[what] = {**settings, **means}
         missing, failures = (*missing, *rounds.missing), (*failures, *rounds.failures)
     title = "Everything on, beside bare replicated training"

@@ -1,4 +1,4 @@
-"""The same loop with everything on: python with_powertrain.py DIRECTORY SETTINGS"""
+"""The same loop with the parts of Powertrain that SETTINGS name: python with_powertrain.py DIRECTORY SETTINGS"""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ def train_function(settings: dict[str, Any]) -> None:
 
     torch.set_num_threads(settings["threads"])
 
+    parts = settings["parts"]
+
     def after_step(step: int, state: Any) -> None:
+        if "reports" not in parts:
+            return
         model, optimizer, loss = state
         metrics = {"loss": loss.item(), "step": step}
-        if step % settings["every"] == settings["every"] - 1:
+        if "checkpoints" in parts and step % settings["every"] == settings["every"] - 1:
             powertrain.report(metrics, checkpoint=powertrain.save_state(model=model, optimizer=optimizer))
         else:
             powertrain.report(metrics)
@@ -42,6 +46,7 @@ if __name__ == "__main__":
         scaling_config=ScalingConfig(num_workers=settings["workers"], use_gpu=settings["device"] == "cuda"),
         run_config=RunConfig(
             name="overhead",
+            trace="trace" in settings["parts"],
             storage_path=os.path.join(directory, "storage"),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
         ),
