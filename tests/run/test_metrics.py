@@ -229,7 +229,7 @@ def test_pyarrow_is_not_imported_before_the_first_segment(storage: Storage) -> N
 
 
 class Full:
-    """Makes a storage refuse segments until told otherwise."""
+    """Makes a storage refuse segments until it is lifted."""
 
     def __init__(self, storage: Storage, patch: pytest.MonkeyPatch) -> None:
         self.refusing = True
@@ -353,7 +353,7 @@ def test_a_merged_segment_that_is_there_although_its_put_failed_hides_no_other_m
     assert rows(storage) == [1, 2, 3, 4, 5]
 
 
-def test_segments_that_cannot_be_merged_are_told_of_and_neither_lose_points_nor_fail_the_close(
+def test_segments_that_cannot_be_merged_are_reported_and_neither_lose_points_nor_fail_the_close(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refused(*_: Any) -> None:
@@ -668,7 +668,7 @@ def test_a_run_whose_path_is_no_text_can_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metrics", [1, 150])
-def test_a_frame_belongs_to_its_user_who_may_change_it(storage: Storage, metrics: int) -> None:
+def test_a_frame_belongs_to_the_user_and_may_be_changed(storage: Storage, metrics: int) -> None:
     values: dict[str, Any] = {f"m{number}": 0.5 for number in range(metrics)}
     kept(storage, [point(row, **values) for row in range(1, 4)])
     frame = dataframe(storage, RunState())

@@ -45,13 +45,13 @@ def happenings(facts: Sequence[ev.Event], most: int | None = None) -> list[dict[
     for fact in reversed(facts):
         if len(found) == most:
             break
-        told = _told(fact)
-        if told is not None:
-            found.append({"time": fact.time, "kind": told[0], "words": told[1]})
+        described = _describe_event(fact)
+        if described is not None:
+            found.append({"time": fact.time, "kind": described[0], "words": described[1]})
     return found[::-1]
 
 
-def _told(fact: ev.Event) -> tuple[str, str] | None:
+def _describe_event(fact: ev.Event) -> tuple[str, str] | None:
     """Return the kind and the words of a fact; None if it is of no interest to people."""
     if isinstance(fact, ev.RunStarted):
         resumed = f", resumed from {fact.checkpoint}" if fact.checkpoint else ""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from powertrain.errors import StorageError
 from powertrain.run.lifecycle import RunState
+from powertrain.run.metrics.arrays import array_of_numpy, floats_of, numpy_of
 from powertrain.run.metrics.points import MISSING, MORE, name_of_path, values_of
 from powertrain.run.metrics.reading import (
     consistently,
@@ -34,8 +35,8 @@ from powertrain.run.metrics.summary import (
     Numbers,
     has_numbers,
     is_metric,
+    numbers_at,
     numbers_in_more,
-    numbers_of,
 )
 from powertrain.storage import Storage
 
@@ -152,7 +153,7 @@ def _look_for_numbers(source: MetricSegment | pa.Table) -> Iterator[str]:
     for name in filter(is_metric, source.schema.names):
         field = source.schema.field(name)
         if any(
-            has_numbers(batch.column(name), field, batch.column("solo").to_numpy(zero_copy_only=False))
+            has_numbers(batch.column(name), field, numpy_of(batch.column("solo")))
             for batch in _batches(source, ["solo", name])
         ):
             yield name
@@ -288,28 +289,29 @@ class _Looking:
         import numpy as np
 
         rank, attempt, row, solo = (
-            batch.column(name).to_numpy(zero_copy_only=False) for name in ("rank", "attempt", "row", "solo")
+            numpy_of(batch.column(name)) for name in ("rank", "attempt", "row", "solo")
         )
         begin, end = self.rows
         chosen = np.flatnonzero((rank == self.rank) & ~solo & (row >= begin) & (row <= end))
         chosen = chosen[row[chosen] < first_abandoned_rows(self.run_state, attempt[chosen])]
         rows = row[chosen]
-        numbers = self._numbers(batch.take(chosen)) if len(chosen) else None
+        numbers = self._numbers(batch, chosen) if len(chosen) else None
         if numbers is None:
             return _without_values(rows, rows)
         values = np.where(numbers.present, numbers.values, np.nan)
         return _Stretches(rows, rows, values, values, values, numbers.present.astype(np.int64))
 
-    def _numbers(self, batch: pa.RecordBatch) -> Numbers | None:
-        """Return the numbers of the metric's column, and those beyond the columns."""
+    def _numbers(self, batch: pa.RecordBatch, chosen: Array) -> Numbers | None:
+        """Return the numbers of the metric at these positions, of its column and of those beyond the columns."""
         import numpy as np
 
         schema, found = batch.schema, None
         if self.column in schema.names:
-            found = numbers_of(batch.column(self.column), schema.field(self.column))
+            found = numbers_at(batch.column(self.column), schema.field(self.column), chosen)
         if MORE not in schema.names:
             return found
-        beyond = numbers_in_more(batch.column(MORE), schema.field(MORE), self.column)
+        rest = batch.column(MORE).take(array_of_numpy(chosen))
+        beyond = numbers_in_more(rest, schema.field(MORE), self.column)
         if found is None:
             return beyond
         values = np.where(beyond.present, beyond.values, found.values)
@@ -321,10 +323,7 @@ def _part(summary: pa.Table, column: str, part: str) -> Array:
     import numpy as np
 
     structs: list[Any] = summary.column(column).chunks
-    chunks = [
-        struct.flatten()[struct.type.get_field_index(part)].to_numpy(zero_copy_only=False)
-        for struct in structs
-    ]
+    chunks = [floats_of(struct.flatten()[struct.type.get_field_index(part)]) for struct in structs]
     return np.concatenate(chunks) if chunks else np.empty(0, np.int64)
 
 

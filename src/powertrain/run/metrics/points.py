@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from powertrain.checkpoint.manifest import from_json_value, to_json_value
+from powertrain.run.metrics.arrays import array_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +63,7 @@ def table_of(records: Sequence[PointRecord]) -> pa.Table:
     columns, more = _flatten_all(records) if alike is None else (alike, {})
     fields = [pa.field(name, own_type(name)) for name in OWN_COLUMNS]
     arrays: list[Any] = [
-        pa.array([getattr(record, name) for record in records], field.type)
+        array_of([getattr(record, name) for record in records], field.type)
         for name, field in zip(OWN_COLUMNS, fields, strict=True)
     ]
     if more:
@@ -175,11 +176,16 @@ def _column_of(name: str, values: list[Any]) -> tuple[pa.Array[Any], pa.Field[An
         plain = [None if value is MISSING else value for value in values]
     else:
         plain = values
-    types = {float: pa.float64(), int: pa.int64(), bool: pa.bool_(), str: pa.string()}
+    types: dict[type, pa.DataType] = {
+        float: pa.float64(),
+        int: pa.int64(),
+        bool: pa.bool_(),
+        str: pa.string(),
+    }
     kind = types.get(kinds.pop()) if len(kinds) == 1 else None
     if kind is not None:
-        with contextlib.suppress(pa.ArrowInvalid, OverflowError):  # an integer beyond 64 bits
-            return pa.array(plain, kind), pa.field(name, kind)
+        with contextlib.suppress(OverflowError):  # an integer beyond 64 bits
+            return array_of(plain, kind), pa.field(name, kind)
     return _json_column(values), _json_field(name)
 
 
@@ -187,7 +193,7 @@ def _json_column(values: list[Any]) -> pa.Array[Any]:
     import pyarrow as pa
 
     texts = [None if value is MISSING else _json_text(value) for value in values]
-    return pa.array(texts, pa.string())
+    return array_of(texts, pa.string())
 
 
 def _json_field(name: str) -> pa.Field[Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from powertrain.errors import StorageError
 from powertrain.run.lifecycle import RunState
+from powertrain.run.metrics.arrays import numpy_of
 from powertrain.run.metrics.points import (
     MISSING,
     MORE,
@@ -394,7 +395,7 @@ def _last_places(batch: pa.RecordBatch, run_state: RunState, rank: int) -> tuple
     import numpy as np
 
     ranks, attempts, rows, solo = (
-        batch.column(name).to_numpy(zero_copy_only=False) for name in ("rank", "attempt", "row", "solo")
+        numpy_of(batch.column(name)) for name in ("rank", "attempt", "row", "solo")
     )
     own = ranks == rank
     live = np.flatnonzero(own & ~solo & (rows < first_abandoned_rows(run_state, attempts)))

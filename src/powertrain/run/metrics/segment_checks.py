@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from powertrain.run.metrics.arrays import numpy_of
 from powertrain.run.metrics.points import OWN_COLUMNS, is_json, own_type, values_of
 from powertrain.run.metrics.summary import PLACE
 from powertrain.storage.sealed import DamagedError
@@ -80,12 +81,12 @@ def check_summary(table: pa.Table, columns: Sequence[str], batches: int) -> None
             raise DamagedError("its summary has missing places")
         for name in ("attempt", "rank", "first", "last"):
             _check_not_negative(name, places.field(name))
-        numbers: Any = places.field("batch").to_numpy(zero_copy_only=False)
+        numbers = numpy_of(places.field("batch"))
         if numbers.min() < 0 or numbers.max() >= batches:
             raise DamagedError("its summary is of batches that it does not have")
 
 
 def _check_not_negative(name: str, column: pa.Array[Any]) -> None:
-    numbers: Any = column.to_numpy(zero_copy_only=False)
+    numbers = numpy_of(column)
     if len(numbers) and numbers.min() < 0:
         raise DamagedError(f"a point has {int(numbers.min())} as its {name}")

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import xxhash
 
+from powertrain.run.metrics.arrays import numpy_of
 from powertrain.run.metrics.points import MAX_COLUMNS, conformed, unified
 from powertrain.run.metrics.segment_checks import check_batch, check_schema, check_summary
 from powertrain.run.metrics.segment_files import SegmentFile, open_segment
@@ -317,7 +318,7 @@ def full_batch(columns: int) -> int:
 
 def _numeric_of(batch: pa.RecordBatch, known: set[str]) -> set[str]:
     """Return metrics with numbers in rows, except those that are known already."""
-    solo: Any = batch.column("solo").to_numpy(zero_copy_only=False)
+    solo = numpy_of(batch.column("solo"))
     return {
         field.name
         for field, column in zip(batch.schema, batch.columns, strict=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from powertrain.run.metrics.arrays import array_of_numpy, numpy_of, validity_of
 from powertrain.run.metrics.points import MISSING, MORE, OWN_COLUMNS, is_json, values_of
 
 if TYPE_CHECKING:
@@ -33,12 +34,21 @@ class Numbers(NamedTuple):
 
 def numbers_of(column: pa.Array[Any], field: pa.Field[Any]) -> Numbers | None:
     """Return the numbers of a metric's column; None if its type has none. Booleans and text are not numbers."""
+    import numpy as np
     import pyarrow as pa
 
     if field.type == pa.float64() or field.type == pa.int64():
-        floats = column.cast(pa.float64(), safe=False)
-        return Numbers(floats.to_numpy(zero_copy_only=False), _is_valid(column))
+        present = validity_of(column)
+        return Numbers(np.where(present, numpy_of(column), np.nan), present)
     return numbers_among(values_of(column, field)) if is_json(field) else None
+
+
+def numbers_at(column: pa.Array[Any], field: pa.Field[Any], positions: NDArray[Any]) -> Numbers | None:
+    """Return the numbers of a metric's column at these positions; None if its type has none."""
+    if is_json(field):  # its text is decoded only where it is needed
+        return numbers_of(column.take(array_of_numpy(positions)), field)
+    found = numbers_of(column, field)
+    return None if found is None else Numbers(found.values[positions], found.present[positions])
 
 
 def numbers_among(values: list[Any]) -> Numbers:
@@ -57,11 +67,6 @@ def numbers_in_more(column: pa.Array[Any], field: pa.Field[Any], name: str) -> N
     return numbers_among([MISSING if point is MISSING else point.get(name, MISSING) for point in beyond])
 
 
-def _is_valid(column: pa.Array[Any]) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
-    return found
-
-
 def has_numbers(column: pa.Array[Any], field: pa.Field[Any], solo: NDArray[np.bool_]) -> bool:
     """Return whether a report with a row has a number in this column."""
     numbers = numbers_of(column, field)
@@ -78,7 +83,7 @@ def summary_of(batch: pa.RecordBatch, number: int) -> pa.Table:
     import numpy as np
     import pyarrow as pa
 
-    attempt, rank, row, solo = (_numpy(batch.column(name)) for name in ("attempt", "rank", "row", "solo"))
+    attempt, rank, row, solo = (numpy_of(batch.column(name)) for name in ("attempt", "rank", "row", "solo"))
     order = np.lexsort((row, rank, attempt))
     order = order[~solo[order]]
     attempt, rank, row = attempt[order], rank[order], row[order]
@@ -96,7 +101,7 @@ def summary_of(batch: pa.RecordBatch, number: int) -> pa.Table:
         numbers = numbers_of(batch.column(name), batch.schema.field(name))
         if numbers is not None and numbers.present[order].any():
             columns[name] = _struct(_reduced(numbers.values[order], numbers.present[order], starts))
-    return pa.table(columns)
+    return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _starts(*keys: Array) -> NDArray[np.int64]:
@@ -124,12 +129,7 @@ def _reduced(values: Array, present: Array, starts: Array) -> dict[str, Array]:
     }
 
 
-def _numpy(column: pa.Array[Any]) -> Array:
-    found: Array = column.to_numpy(zero_copy_only=False)
-    return found
-
-
 def _struct(parts: dict[str, Array]) -> pa.StructArray:
     import pyarrow as pa
 
-    return pa.StructArray.from_arrays([pa.array(part) for part in parts.values()], names=list(parts))
+    return pa.StructArray.from_arrays(list(map(array_of_numpy, parts.values())), names=list(parts))
