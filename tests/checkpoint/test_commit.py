@@ -13,7 +13,7 @@ from powertrain.checkpoint import retention
 from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.checkpoint import Checkpoint, ReportedCheckpointStatus
 from powertrain.checkpoint.cleanup import discard, set_aside_newer, sweep_uncommitted
-from powertrain.checkpoint.commit import Merged, commit, merge
+from powertrain.checkpoint.commit import Merged, commit, merge, merge_when_complete
 from powertrain.checkpoint.committed import (
     checkpoint_of,
     committed,
@@ -338,6 +338,39 @@ def test_what_ranks_say_beside_their_files_is_merged_with_the_lowest_rank_first(
     assert "'s3://b/zero' and to 's3://b/one'" in merged.clashes[0]
 
 
+def uploaded(place: str, **sizes: int) -> CheckpointPart:
+    files = [FilePart(name=name, size=size) for name, size in sizes.items()]
+    return CheckpointPart(checkpoint="", files=files, elsewhere=place)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_place_that_ranks_listed_at_different_times_is_recorded_as_it_is_when_all_are_done(
+    storage: Storage, tmp_path: Path, order: tuple[int, int]
+) -> None:
+    place = directory_with(tmp_path, "place", {"rank0": "12345678", "rank1": "1234", "common": "12"})
+    mark(open_storage(place))
+    early = uploaded(str(place), rank0=8, rank1=0, common=5, temporary=3)
+    late = uploaded(str(place), rank0=8, rank1=4, common=2)
+    merged = merge_when_complete(storage, dict(zip(order, (early, late), strict=True)))
+    assert {file.name: file.size for file in merged.files} == {"rank0": 8, "rank1": 4, "common": 2}
+    assert merged.clashes == []
+    manifest = commit(
+        storage, chain_of(storage), name="c", row=1, attempt=0, files=merged.files, metrics={}, world_size=2,
+        elsewhere=merged.elsewhere,
+    )  # fmt: skip
+    verify(storage, manifest)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_a_place_that_only_ranks_reach_everything_that_one_of_them_saw_is_recorded_in_full(
+    storage: Storage, tmp_path: Path, order: tuple[int, int]
+) -> None:
+    place = str(tmp_path / "on another machine")
+    listed = (uploaded(place, rank0=8, rank1=0), uploaded(place, rank0=8, rank1=4, more=1))
+    merged = merge_when_complete(storage, dict(zip(order, listed, strict=True)))
+    assert {file.name: file.size for file in merged.files} == {"rank0": 8, "rank1": 4, "more": 1}
+
+
 hashes = st.sampled_from(["aa", "bb", "cc"])
 parts_of_ranks = st.dictionaries(
     st.integers(0, 5), st.dictionaries(st.sampled_from(["x", "y", "d/z"]), hashes), min_size=1
@@ -485,7 +518,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_damage_to_any_file_is_found_the_one_before_is_used_and_both_are_told(
+def test_damage_to_any_file_is_found_the_one_before_is_used_and_both_are_reported(
     storage: Storage, tmp_path: Path, damage: Any
 ) -> None:
     chain = chain_of(storage)
@@ -551,7 +584,9 @@ def test_remote_storage_that_does_not_answer_is_no_damage(storage: Storage, tmp_
         newest_verified(Remote(storage.uri), lambda text: None)
 
 
-def test_a_damaged_manifest_is_told_and_its_files_are_never_swept(storage: Storage, tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_reported_and_its_files_are_never_swept(
+    storage: Storage, tmp_path: Path
+) -> None:
     chain = chain_of(storage)
     good = saved(storage, tmp_path, 1, chain)
     saved(storage, tmp_path, 2, chain)
@@ -582,7 +617,9 @@ def test_a_manifest_of_another_schema_or_with_a_climbing_path_is_refused(
     assert committed(storage) == [good]
 
 
-def test_without_damage_nothing_is_told_and_nothing_is_set_aside(storage: Storage, tmp_path: Path) -> None:
+def test_without_damage_nothing_is_reported_and_nothing_is_set_aside(
+    storage: Storage, tmp_path: Path
+) -> None:
     chain = chain_of(storage)
     manifests = [saved(storage, tmp_path, row, chain) for row in (1, 2)]
     told: list[str] = []
@@ -671,7 +708,7 @@ def test_metrics_of_a_validation_join_those_of_its_checkpoint(storage: Storage, 
     verify(storage, manifests[0])
 
 
-def test_a_damaged_validation_result_is_told_and_left_out(storage: Storage, tmp_path: Path) -> None:
+def test_a_damaged_validation_result_is_reported_and_left_out(storage: Storage, tmp_path: Path) -> None:
     manifest = saved(storage, tmp_path, 1)
     record_validation(storage, manifest.name, Validation(status="VALIDATED", metrics={"a": 1}))
     key = f"checkpoints/{manifest.name}/.powertrain-validation.json"

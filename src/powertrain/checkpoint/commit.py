@@ -13,23 +13,27 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import xxhash
 
 from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint.cache import METADATA_NAME
 from powertrain.checkpoint.chain import Chain, already_committed, manifest_key, old_manifest_key
 from powertrain.checkpoint.contents import TOP
-from powertrain.checkpoint.elsewhere import require_server
+from powertrain.checkpoint.elsewhere import checkpoint_at, files_at, require_server
 from powertrain.checkpoint.manifest import Manifest, ManifestFile
-from powertrain.errors import CheckpointError
-from powertrain.storage import Storage
+from powertrain.errors import CheckpointError, PowertrainError
+from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.local import LocalStorage
-from powertrain.wire.values import CheckpointPart
+from powertrain.wire.values import CheckpointPart, FilePart
+
+#: Seconds for listing a place that the training function has uploaded to.
+_LIST_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -44,6 +48,8 @@ class Merged:
     clashes: list[str] = field(default_factory=list)
     #: Where the user put the files himself; "" for nowhere.
     elsewhere: str = ""
+    #: True where ranks have listed that place and found different files: each lists it when its own upload is done.
+    is_listed_differently: bool = False
     #: Why a rank has no share, by rank.
     errors: dict[int, str] = field(default_factory=dict)
 
@@ -56,26 +62,72 @@ class Merged:
 def merge(parts: Mapping[int, CheckpointPart]) -> Merged:
     """Merge the ranks' parts: of duplicate names the lowest rank's counts. Pure."""
     merged = Merged(errors={rank: part.error for rank, part in sorted(parts.items()) if part.error})
+    good = {rank: part for rank, part in sorted(parts.items()) if not part.error}
     chosen = _Chosen(merged.clashes)
-    whose = 0
-    for rank, part in sorted(parts.items()):
-        if part.error:
-            continue
+    whose = next((rank for rank, part in good.items() if part.elsewhere), -1)
+    merged.elsewhere = good[whose].elsewhere if whose >= 0 else ""
+    listings = [
+        part.files for part in good.values() if merged.elsewhere and part.elsewhere == merged.elsewhere
+    ]
+    merged.is_listed_differently = any(_sizes(one) != _sizes(listings[0]) for one in listings[1:])
+    for rank, part in good.items():
         merged.metadata = {**part.metadata, **merged.metadata}
         merged.extras = {**part.extras, **merged.extras}
-        if part.elsewhere and not merged.elsewhere:
-            merged.elsewhere, whose = part.elsewhere, rank
-        elif part.elsewhere and part.elsewhere != merged.elsewhere:
-            merged.clashes.append(
-                f"Ranks {whose} and {rank} uploaded one checkpoint to {merged.elsewhere!r} and to "
-                f"{part.elsewhere!r}; the first is kept. Upload all its files to one place."
-            )
-        if part.elsewhere and rank != whose:
-            continue  # the same place again, or a dropped one
-        for file in part.files:
+        files: Iterable[FilePart] = part.files
+        if rank == whose:
+            files = _largest(listings)
+        elif part.elsewhere:
+            if part.elsewhere != merged.elsewhere:
+                merged.clashes.append(
+                    f"Ranks {whose} and {rank} uploaded one checkpoint to {merged.elsewhere!r} and to "
+                    f"{part.elsewhere!r}; the first is kept. Upload all its files to one place."
+                )
+            continue
+        for file in files:
             chosen.add(ManifestFile(name=file.name, size=file.size, xxh3=file.xxh3, rank=rank))
     merged.files = chosen.files()
     return merged
+
+
+def merge_when_complete(storage: Storage, parts: Mapping[int, CheckpointPart]) -> Merged:
+    """Merge the ranks' parts after all uploads; list the user's own place again where ranks found different files.
+
+    Args:
+        storage: The run's storage.
+        parts: The parts by rank.
+    """
+    merged = merge(parts)
+    if not merged.is_listed_differently:
+        return merged
+    try:
+        require_server(storage, merged.elsewhere, "The checkpoint")
+        there = checkpoint_at(storage, merged.elsewhere)
+        place = open_storage(there.address, filesystem=there.given_filesystem)
+        now = files_at(place.within(_LIST_TIMEOUT_S))
+    except (OSError, PowertrainError):
+        now = []
+    if not now:  # only the ranks can reach it
+        return merged
+    return merge(
+        {
+            rank: msgspec.structs.replace(part, files=now) if part.elsewhere == merged.elsewhere else part
+            for rank, part in parts.items()
+        }
+    )
+
+
+def _sizes(files: Iterable[FilePart]) -> dict[str, int]:
+    return {file.name: file.size for file in files}
+
+
+def _largest(listings: Iterable[Iterable[FilePart]]) -> list[FilePart]:
+    """Return the files of all listings, each as the listing has it in which it is largest: uploads grow."""
+    found: dict[str, FilePart] = {}
+    for listing in listings:
+        for file in listing:
+            if file.name not in found or file.size > found[file.name].size:
+                found[file.name] = file
+    return list(found.values())
 
 
 class _Chosen:

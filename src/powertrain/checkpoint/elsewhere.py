@@ -18,6 +18,7 @@ from powertrain.errors import CheckpointError, PowertrainError, StorageError
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.files.ownership import trusted_owners
 from powertrain.storage.servers import require_known_server
+from powertrain.wire.values import FilePart
 
 #: In a directory of this machine that was reported as a checkpoint and stays where it is.
 MARK_NAME = f"{mf.BOOKKEEPING_PREFIX}uploaded.json"
@@ -47,6 +48,15 @@ def mark(place: Storage) -> str:
 def checkpoint_at(storage: Storage, elsewhere: str) -> Checkpoint:
     """Return the checkpoint whose files are at ``elsewhere`` according to a manifest in ``storage``."""
     return Checkpoint(elsewhere, None if "://" in elsewhere else getattr(storage, "filesystem", None))
+
+
+def files_at(place: Storage) -> list[FilePart]:
+    """Return the files that the training function keeps at a place, with their sizes now."""
+    return [
+        FilePart(name=entry.key, size=entry.size)
+        for entry in place.list()
+        if entry.key not in mf.MANIFEST_NAMES and not entry.key.startswith(mf.BOOKKEEPING_PREFIX)
+    ]
 
 
 def require_server(storage: Storage, elsewhere: str, where: str) -> None:

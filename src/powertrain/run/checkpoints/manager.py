@@ -402,7 +402,7 @@ class CheckpointManager:
             if pending.given_up:
                 raise CheckpointError("no rank waits for it any longer")
             self._before_commit()
-            merged = pending.merged()
+            merged = commit.merge_when_complete(self._storage, pending.parts)
             manifest = commit.commit(
                 self._storage,
                 self._chain,

@@ -16,7 +16,7 @@ from powertrain.errors import CheckpointError, ReportError
 from powertrain.text.errors import describe_error
 from powertrain.values.arguments import as_flag, has_attribute, plain_scalar, shorten
 from powertrain.wire.from_worker import Noted, ShareUploaded
-from powertrain.wire.values import CheckpointPart, FilePart, Point, ValidationRequest
+from powertrain.wire.values import CheckpointPart, Point, ValidationRequest
 from powertrain.worker.checkpoints.shared_directory import (
     BEFORE_ALL,
     copy_new_entries,
@@ -88,19 +88,19 @@ def is_sync(mode: CheckpointUploadMode | str | None) -> bool:
     return mode is CheckpointUploadMode.SYNC or (isinstance(mode, str) and mode.upper() == "SYNC")
 
 
-def _validation(asked: bool | ValidationTaskConfig) -> ValidationRequest | None:
-    if isinstance(asked, ValidationTaskConfig):
-        return ValidationRequest(arguments=dict(asked.fn_kwargs or {}), timeout=asked.timeout_s or 0.0)
-    return ValidationRequest() if asked else None
+def _validation(value: bool | ValidationTaskConfig) -> ValidationRequest | None:
+    if isinstance(value, ValidationTaskConfig):
+        return ValidationRequest(arguments=dict(value.fn_kwargs or {}), timeout=value.timeout_s or 0.0)
+    return ValidationRequest() if value else None
 
 
-def check_validation(session: Session, asked: Any) -> bool | ValidationTaskConfig:
+def check_validation(session: Session, value: Any) -> bool | ValidationTaskConfig:
     """Return the argument of ``report(validation=...)``. Raises :class:`ReportError` for another type, and where the
     trainer was given no validation function."""
-    plain = plain_scalar(asked)
+    plain = plain_scalar(value)
     if not isinstance(plain, (bool, ValidationTaskConfig)):
         raise ReportError(
-            f"report(validation={shorten(asked)}) must be True, False or a ValidationTaskConfig with the function's "
+            f"report(validation={shorten(value)}) must be True, False or a ValidationTaskConfig with the function's "
             "arguments."
         )
     if isinstance(plain, ValidationTaskConfig):
@@ -110,11 +110,11 @@ def check_validation(session: Session, asked: Any) -> bool | ValidationTaskConfi
     return plain
 
 
-def _refuse_what_cannot_be_kept(asked: ValidationTaskConfig) -> None:
+def _refuse_what_cannot_be_kept(value: ValidationTaskConfig) -> None:
     """Raise for arguments that cannot be kept with the checkpoint, for a validation by a later process: nothing is
     unpickled there."""
     try:
-        json.dumps(dict(asked.fn_kwargs))
+        json.dumps(dict(value.fn_kwargs))
     except (TypeError, ValueError, RecursionError) as error:
         raise ReportError(
             f"report(validation=ValidationTaskConfig(fn_kwargs=...)) cannot be kept with the checkpoint: it cannot be "
@@ -364,18 +364,13 @@ def _is_below(path: str, directory: str) -> bool:
 
 def _kept_elsewhere(checkpoint: Checkpoint) -> CheckpointPart:
     """Return a share that lies where the user has put it: its current names and sizes."""
-    from powertrain.checkpoint.elsewhere import mark
-    from powertrain.checkpoint.manifest import BOOKKEEPING_PREFIX, MANIFEST_NAMES
+    from powertrain.checkpoint.elsewhere import files_at, mark
     from powertrain.storage import open_storage
     from powertrain.storage.addresses import has_secrets
 
     address = getattr(checkpoint, "address", checkpoint.path)
     storage = open_storage(address, filesystem=checkpoint.given_filesystem)
-    files = [
-        FilePart(name=entry.key, size=entry.size)
-        for entry in storage.list()
-        if entry.key not in MANIFEST_NAMES and not entry.key.startswith(BOOKKEEPING_PREFIX)
-    ]
+    files = files_at(storage)
     if has_secrets(address):
         raise CheckpointError(
             f"{checkpoint!r} has a password or key in its address, which would be kept with the run. Give it in the "
