@@ -246,7 +246,12 @@ class Hangs:
         self._outside_at = float("inf")
         closer = self._suspects if py_spy() else frozenset[int]()
         asked = [member for member in self._attempt.running() if member.rank in self._asked]
-        targets = [member for member in asked if member.rank not in self._stacks or member.rank in closer]
+        targets = [
+            member
+            for member in asked
+            if (known := self._stacks.get(member.rank)) is None
+            or (member.rank in closer and not fails_when_stopped(known))
+        ]
         targets.sort(key=lambda member: member.rank in self._stacks)  # of the others nothing is known yet
         ask, self._sampling = self._asks, {member.rank for member in targets}
 
@@ -297,6 +302,20 @@ class Hangs:
         thread = threading.Thread(target=work, name="powertrain-hangs", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+def fails_when_stopped(processes: Sequence[ProcessStack]) -> bool:
+    """Return True where a rank's main thread is in LightGBM. Pure.
+
+    Reading C frames stops a process for a moment, which interrupts its system calls. LightGBM takes an interrupted wait
+    for another rank for an error, and ends the training.
+    """
+    return any(
+        "/lightgbm/" in frame.file
+        for thread in (processes[0].threads if processes else ())
+        if thread.main
+        for frame in thread.frames
+    )
 
 
 def ranks_to_ask(running: Sequence[int], suspects: Collection[int]) -> list[int]:
