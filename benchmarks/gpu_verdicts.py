@@ -69,7 +69,8 @@ def judge(trouble: Trouble, storage: str) -> dict[str, Any]:
     print(f"{'WRONG' if wrong else 'right'}  {trouble.name} ({took:.1f} s) {wrong}", flush=True)
     for finding in findings[:3]:
         print(f"       {finding['kind']}, {finding['severity']}: {finding['summary']}", flush=True)
-    return {"name": trouble.name, "wrong": wrong, "kinds": [finding["kind"] for finding in findings]}
+    shown = [{name: one[name] for name in ("kind", "severity", "cost", "evidence")} for one in findings]
+    return {"name": trouble.name, "wrong": wrong, "findings": shown}
 
 
 def main() -> int:

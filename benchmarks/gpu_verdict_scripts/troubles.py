@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset
 
 import powertrain
@@ -202,11 +203,10 @@ def outputs_kept_in_a_list() -> None:
 
 
 def memory_in_pieces() -> None:
-    def batches() -> Iterator[torch.Tensor]:
-        for number in itertools.count():  # each is longer than all before: no piece of memory fits again
-            yield tokens_of(12, 64 + 5 * number)
-
-    train_gpt(150, batches=batches())
+    # Each batch is longer than all before, so that no piece of memory fits again. cuDNN's attention would build a plan
+    # for each length, which takes much longer than getting memory does.
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        train_gpt(100, batches=(tokens_of(32, 256 + 3 * number) for number in itertools.count()))
 
 
 def memory_nearly_full() -> None:
@@ -246,6 +246,12 @@ def lengths_that_change_under_the_compiler() -> None:
             number += 1
 
     train_gpt(140, width=256, layers=2, batches=batches(), compiled={"dynamic": False})
+
+
+def a_plan_for_each_length() -> None:
+    # cuDNN builds one on the host for each length that is new.
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        train_gpt(100, batches=(tokens_of(12, 64 + 5 * number) for number in itertools.count()))
 
 
 def graphs_that_break() -> None:
@@ -383,6 +389,7 @@ TROUBLES = (
     Trouble(optimizer_of_single_tensors, ("unfused_optimizer",)),
     Trouble(products_of_full_floats, ("full_float_products",)),
     Trouble(lengths_that_change_under_the_compiler, ("recompiles",)),
+    Trouble(a_plan_for_each_length, ("host_bound",)),
     Trouble(graphs_that_break, ("graph_breaks",)),
     Trouble(loader_in_the_loop, ("input_bound",)),
     Trouble(loader_with_one_worker, ("input_bound",)),

@@ -9,6 +9,7 @@ from tests.diagnosis import synthetic
 
 from powertrain.diagnosis.finding import Finding
 from powertrain.diagnosis.report import diagnose
+from powertrain.diagnosis.rules.root_cause import is_trouble
 from powertrain.trace.recording import phases
 
 #: Seconds of a step of ``synthetic.run`` with one rank, about.
@@ -69,7 +70,7 @@ def test_a_window_of_a_batch_of_another_size_says_nothing() -> None:
 
 
 def test_work_of_the_host_that_launches_little_is_not_called_slow_launching() -> None:
-    assert troubles({"activity": activity(0.2 * STEP, kernels=40)}) == []
+    assert troubles({"activity": activity(0.2 * STEP, kernels=40)}) == ["host_bound"]
 
 
 def test_a_wait_between_steps_while_the_device_works_is_a_wait_and_no_work_of_the_host() -> None:
@@ -177,12 +178,69 @@ def test_memory_that_tensors_never_used_at_once_is_a_trouble_where_it_costs_time
     assert "fragmented_memory" in [one.kind for one in findings(facts)]
 
 
+def test_memory_in_pieces_that_took_most_of_the_device_comes_before_slow_launches() -> None:
+    allocator = {"used": 7e3, "peak": 8e3, "reserved": 119e3, "split": 160.0, "retries": 0, "total": 143e3}
+    facts = {"allocator": {**allocator, "allocations": 3.3}, "activity": activity(0.7 * STEP)}
+    troubled = [(one.kind, one.severity) for one in findings(facts) if is_trouble(one)]
+    assert troubled == [("fragmented_memory", "critical"), ("launch_bound", "warning")]
+
+
+def test_a_host_that_does_other_work_than_launching_is_named_with_the_phase() -> None:
+    (first,) = [one for one in findings({"activity": activity(0.2 * STEP, kernels=40)}) if is_trouble(one)]
+    assert (first.kind, first.severity) == ("host_bound", "critical")
+    assert first.summary.endswith("mostly in backward.")
+    assert first.evidence["gap"] == pytest.approx(0.02 * STEP, rel=0.05)
+    assert troubles({"activity": activity(0.8 * STEP, kernels=40)}) == [], "a fifth of a step is not much"
+
+
+def test_a_short_wait_hides_no_host_that_is_busy_for_longer() -> None:
+    facts = {"activity": activity(0.2 * STEP, kernels=40, waits=1, waited=0.08 * STEP)}
+    found = {one.kind: one.cost for one in findings(facts) if is_trouble(one)}
+    assert found == {"host_bound": pytest.approx(0.7, abs=0.03), "sync_bound": pytest.approx(0.08, abs=0.01)}
+    facts = {"activity": activity(0.2 * STEP, kernels=40, waits=1, waited=0.7 * STEP)}
+    assert troubles(facts) == ["sync_bound"], "the rest is not much"
+
+
+def test_a_break_in_a_small_compiled_part_does_not_explain_a_busy_host() -> None:
+    facts = {
+        "activity": activity(0.2 * STEP, kernels=40),
+        "operators": {"operators": 400},
+        "graph_breaks": {"Failed to trace builtin operator: print": 1},
+    }
+    assert troubles(facts) == ["host_bound"]
+    assert "graph_breaks" in [one.kind for one in findings(facts)]
+
+
+def test_work_of_the_host_after_the_model_is_one_finding() -> None:
+    heavy = synthetic.every(1, phases.INSIDE, 0.05)
+    (first,) = [
+        one for one in findings({"activity": activity(0.2 * STEP, kernels=40)}, heavy) if is_trouble(one)
+    ]
+    assert first.kind == "compute_bound"
+    assert "host_bound" in [echo.kind for echo in first.echoes]
+
+
 def test_a_host_that_takes_memory_from_the_device_again_and_again_is_not_launch_bound() -> None:
     allocator = {"used": 4e3, "peak": 8e3, "reserved": 60e3, "split": 20.0, "retries": 0, "total": 140e3}
     facts = {"allocator": {**allocator, "allocations": 90.0}, "activity": activity(0.2 * STEP)}
     assert troubles(facts) == ["fragmented_memory"]
     facts["allocator"] = {**allocator, "allocations": 2.0}
     assert "launch_bound" in troubles(facts)
+
+
+def test_time_that_goes_into_taking_memory_makes_pieces_of_no_use_the_cause() -> None:
+    allocator = {"used": 4e3, "peak": 8e3, "reserved": 12e3, "split": 20.0, "retries": 0, "total": 140e3}
+    facts = {
+        "allocator": {**allocator, "allocations": 3.0},
+        "activity": activity(0.2 * STEP, allocating=0.6 * STEP),
+    }
+    (first,) = [one for one in findings(facts) if is_trouble(one)]
+    assert (first.kind, first.echoes[0].kind) == ("fragmented_memory", "launch_bound")
+    assert "taking more from the GPU is 59 % of a step" in first.summary
+    facts["activity"] = activity(0.2 * STEP, allocating=0.02 * STEP)
+    assert troubles(facts) == ["launch_bound"], "which so little time does not explain"
+    facts["activity"] = activity(0.98 * STEP, allocating=0.08 * STEP)
+    assert troubles(facts) == [], "of which the device does not wait for most"
 
 
 def test_spikes_of_the_host_are_no_finding_while_the_device_is_always_busy() -> None:

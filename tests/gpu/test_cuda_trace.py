@@ -82,7 +82,7 @@ def test_the_devices_time_is_found_in_its_phase_and_the_thread_never_waited(reco
     assert all(step.memory > 0 and step.peak_memory >= step.memory for step in found)
 
 
-def test_copies_from_pageable_memory_are_told_from_others(recorder: Recorder) -> None:
+def test_copies_from_pageable_memory_are_distinguished_from_others(recorder: Recorder) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 1)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for pinned in (False, True, True):

@@ -42,6 +42,13 @@ def test_kernels_belong_to_the_phase_that_launched_them_however_late_they_run() 
     assert found.kernels == 2
 
 
+def test_calls_that_take_memory_from_the_device_are_summed_by_step() -> None:
+    calls = [call("cudaMalloc", 20, 30), call("cudaFree", 60, 10), call("cudaMalloc", 300, 50)]
+    found = summarize([kernel(0, 10), *calls], PHASES, 2, 1e-4, end=200 * US)
+    assert found is not None
+    assert found.allocating == pytest.approx(20e-6), "without the call after the last step"
+
+
 def test_overlapping_kernels_are_busy_time_once() -> None:
     found = summarize([kernel(0, 10), kernel(5, 10), kernel(30, 10)], PHASES, 2, 1e-4, end=200 * US)
     assert found is not None

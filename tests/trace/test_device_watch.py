@@ -42,12 +42,15 @@ def step(recorder: Recorder, optimizer: object = None) -> None:
 
 def allocator(monkeypatch: pytest.MonkeyPatch, allocations: int = 0, **mib: float) -> None:
     names = {
-        "reserved": "reserved_bytes.all.current",
-        "peak": "allocated_bytes.all.peak",
-        "split": "inactive_split_bytes.all.current",
+        "reserved": ("reserved_bytes", "current"),
+        "peak": ("allocated_bytes", "peak"),
+        "split": ("inactive_split_bytes", "current"),
     }
-    stats = {names[name]: int(value * MIB) for name, value in mib.items()} | {"num_device_alloc": allocations}
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda gpu: stats)
+    stats: dict[str, Any] = {"num_device_alloc": allocations}
+    for name, value in mib.items():
+        figure, moment = names[name]
+        stats[figure] = {"all": {moment: int(value * MIB)}}
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda gpu: stats)
 
 
 def test_the_allocators_figures_are_sent_once_and_again_when_they_change(
@@ -116,7 +119,7 @@ def test_a_device_that_fails_does_not_end_the_telemetry(
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     watch = DeviceWatch(recorder)
-    monkeypatch.setattr(torch.cuda, "memory_stats", fail)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", fail)
     watch.look()
     assert "allocator" not in watch.news()
     watch.close()

@@ -20,6 +20,8 @@ from powertrain.trace.recording import phases
 
 #: Phases of the host in which it launches no work of the model.
 _BESIDE = (phases.INPUT, phases.H2D, phases.COLLECTIVE, phases.REPORT, phases.OUTSIDE)
+#: Phases of the model's work.
+_MODEL = (phases.FORWARD, phases.BACKWARD, phases.OPTIMIZER, phases.INSIDE)
 #: Shares of a step from which on a device that waits for launches, or for a host that waited, is a finding.
 _LAUNCH_BOUND, _SYNC_BOUND = 0.25, 0.05
 _LEAST_SECONDS = 2e-4
@@ -42,6 +44,10 @@ _UNUSED_SHARE, _UNUSED_MIB = 0.25, 1024.0
 #: It matters that torch holds memory of no use where it holds so much of the device, where so much of the device is of
 #: no use, or where it takes more from the device so often in each step; each time takes some tenths of a millisecond.
 _SCARCE, _WASTED, MANY_ALLOCATIONS = 0.4, 0.2, 10.0
+#: The same for the measured share of a step that it takes.
+_ALLOCATING = 0.05
+#: A device that has lost so much of its memory will soon have none left for a larger batch.
+_MOSTLY_WASTED = 0.5
 _LINES_SHOWN = 3
 
 
@@ -60,12 +66,19 @@ class _Rank:
     #: Waits for the device that are not part of input, copies and reports: their number and time.
     waits: float
     waited: float
+    #: Time in which the host takes memory from the device or gives it back.
+    allocating: float
     facts: Mapping[str, Any]
 
     @property
     def idle_for_host(self) -> float:
         """Time in which the device waits for launches of the model's work."""
         return max(0.0, self.step - self.busy - self.beside)
+
+    @property
+    def lost_by_allocating(self) -> float:
+        """Time in which the host takes memory and the device may be waiting for it."""
+        return min(self.allocating, max(0.0, self.step - self.busy))
 
     @property
     def lost_by_waits(self) -> float:
@@ -75,13 +88,18 @@ class _Rank:
 
 def find(run: SteadySteps, facts: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
     """Return findings about devices. ``facts`` are those of :class:`~powertrain.trace.device.watch.DeviceWatch`."""
-    found = list(_fragmented(facts))
     if not run.enough:
-        return found
+        return list(_fragmented(facts, {}))
     ranks = [_rank(run, column, facts.get(rank, {})) for column, rank in enumerate(run.steps.ranks)]
+    allocating = {one.rank: one.lost_by_allocating / one.step for one in ranks if one.step}
+    found = list(_fragmented(facts, allocating))
     with_window = [one for one in ranks if one.busy > 0]
     if with_window:
-        found += _host_bound(max(with_window, key=lambda one: one.idle_for_host))
+        worst = max(with_window, key=lambda one: one.idle_for_host)
+        slow = _slow_host(worst)
+        # Where the host is never ahead, each of its waits leaves the device idle: it does no other work.
+        is_known = worst.waits >= MANY_WAITS or any(one.kind == "launch_bound" for one in slow)
+        found += slow if is_known else [*slow, *_busy_host(run, worst)]
     # Ranks run the same program, so the first one stands for all.
     return [*found, *_unfused_optimizer(run, ranks[0]), *_full_floats(ranks[0])]
 
@@ -120,6 +138,7 @@ def _rank(run: SteadySteps, column: int, facts: Mapping[str, Any]) -> _Rank:
         kernels=float(activity.get("kernels") or 0.0),
         waits=sum(float(count) for name, count in waits.items() if name not in part_of_input),
         waited=sum(float(time) for name, time in waited.items() if name not in part_of_input),
+        allocating=float(activity.get("allocating") or 0.0) * (step / seconds if seconds else 0.0),
         facts=facts,
     )
 
@@ -133,11 +152,9 @@ def _waiting_lines(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 # --------------------------------------------------------------------------- a host that is too slow
 
 
-def _host_bound(rank: _Rank) -> list[Finding]:
-    idle = rank.idle_for_host / rank.step
-    is_idle = (
-        idle >= _LAUNCH_BOUND and rank.kernels >= _LEAST_KERNELS and rank.idle_for_host >= _LEAST_SECONDS
-    )
+def _slow_host(rank: _Rank) -> list[Finding]:
+    """Return findings about a host that waits for the device or launches too slowly."""
+    idle, is_idle = rank.idle_for_host / rank.step, _is_idle(rank)
     never_ahead = is_idle and rank.waits >= MANY_WAITS
     lost = rank.lost_by_waits
     costs = rank.waits >= _LEAST_WAITS and lost >= max(_SYNC_BOUND * rank.step, _LEAST_SECONDS)
@@ -147,6 +164,50 @@ def _host_bound(rank: _Rank) -> list[Finding]:
     if is_idle and rank.idle_for_host / rank.kernels <= _MOST_GAP:
         found.append(_launch_bound(rank, idle))
     return found
+
+
+def _busy_host(run: SteadySteps, rank: _Rank) -> list[Finding]:
+    """Return a finding if the device waits for a host that does other work than launching, in the model's phases."""
+    idle_seconds = rank.idle_for_host - rank.lost_by_waits
+    idle, gap = idle_seconds / rank.step, idle_seconds / max(rank.kernels, 1.0)
+    if not _is_idle(rank) or idle < _LAUNCH_BOUND:
+        return []
+    column = run.steps.ranks.index(rank.rank)
+    times = {phase: np.nan_to_num(run.steps.phases[run.begins :, column, phase]).mean() for phase in _MODEL}
+    phase = phases.NAMES[max(times, key=lambda one: times[one])]
+    return [
+        Finding(
+            kind="host_bound",
+            severity="critical" if idle >= 0.5 else "warning",
+            summary=f"The GPU is busy for {words.seconds(rank.busy)} of each {words.seconds(rank.step)} step "
+            f"({words.share(rank.busy / rank.step)}): before each of its {rank.kernels:,.0f} kernels it waits "
+            f"{words.seconds(gap)} on average for the host, which does more than launch them, mostly in {phase}.",
+            action="Look with `powertrain profile RUN` which lines the GPU waits for. Common are libraries that build "
+            "a plan for each new shape (bring batches to a few fixed sizes) and Python or NumPy work in the model.",
+            phase=phase,
+            cost=idle,
+            evidence={
+                "step": rank.step,
+                "busy": rank.busy / rank.step,
+                "idle": idle_seconds,
+                "gap": gap,
+                "kernels": rank.kernels,
+                "operators": _operators(rank),
+                "seconds_in_all": idle_seconds * rank.steps,
+            },
+        )
+    ]
+
+
+def _operators(rank: _Rank) -> int:
+    """Return the number of torch's operators in a step."""
+    return int((rank.facts.get("operators") or {}).get("operators") or 0)
+
+
+def _is_idle(rank: _Rank) -> bool:
+    """Return whether the device waits for the host for a large part of the step."""
+    is_much = rank.idle_for_host >= max(_LAUNCH_BOUND * rank.step, _LEAST_SECONDS)
+    return is_much and rank.kernels >= _LEAST_KERNELS
 
 
 def _sync_bound(rank: _Rank, lost: float) -> Finding:
@@ -199,7 +260,7 @@ def _launch_bound(rank: _Rank, idle: float) -> Finding:
             "idle": rank.idle_for_host,
             "gap": gap,
             "kernels": rank.kernels,
-            "operators": int((rank.facts.get("operators") or {}).get("operators") or 0),
+            "operators": _operators(rank),
             "batch_factor": larger,
             "seconds_in_all": rank.idle_for_host * rank.steps,
             "alloc_retries": int((rank.facts.get("allocator") or {}).get("retries") or 0),
@@ -264,8 +325,11 @@ def _full_floats(rank: _Rank) -> list[Finding]:
 # --------------------------------------------------------------------------- memory in pieces
 
 
-def _fragmented(facts: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
-    """Return one finding for the rank whose allocator holds most memory that it cannot use."""
+def _fragmented(facts: Mapping[int, Mapping[str, Any]], allocating: Mapping[int, float]) -> list[Finding]:
+    """Return one finding for the rank whose allocator holds most memory that it cannot use.
+
+    ``allocating`` are the shares of a step in which ranks take memory from the device, as far as they are known.
+    """
     held = {rank: of["allocator"] for rank, of in facts.items() if of.get("allocator")}
     unused = {rank: _of_no_use(one) for rank, one in held.items()}
     ranks = tuple(sorted(rank for rank, mib in unused.items() if mib))
@@ -274,36 +338,45 @@ def _fragmented(facts: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
     worst = max(ranks, key=lambda rank: unused[rank])
     one = held[worst]
     retries = int(one.get("retries") or 0)
+    share = allocating.get(worst, 0.0)
+    taking = f"; taking more from the GPU is {words.share(share)} of a step" if share >= _ALLOCATING else ""
     emptied = (
         f"; it had to give its cache back {retries} times, each of which stops the GPU" if retries else ""
     )
     return [
         Finding(
             kind="fragmented_memory",
-            severity="warning" if _matters(one, unused[worst]) else "info",
+            severity=_severity(one, unused[worst], share),
             summary=f"Device memory of rank {worst} is fragmented: of the {words.mebibytes(one['reserved'])} that "
-            f"torch holds, {words.mebibytes(unused[worst])} lie in pieces of sizes that it cannot use{emptied}.",
+            f"torch holds, {words.mebibytes(unused[worst])} lie in pieces of sizes that it cannot use"
+            f"{taking}{emptied}.",
             action="Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or bring batches to a few fixed sizes "
             "(padding), so that freed memory fits again.",
             ranks=ranks,
+            cost=share if share >= _ALLOCATING else 0.0,
             evidence={
                 **{name: float(value) for name, value in one.items()},
                 "unused": unused[worst],
+                "allocating": share,
                 "where": "device",
             },
         )
     ]
 
 
-def _matters(allocator: Mapping[str, Any], unused: float) -> bool:
-    """Return whether memory of no use costs time, or may soon be missed."""
+def _severity(allocator: Mapping[str, Any], unused: float, allocating: float) -> str:
+    """Return how much it matters: whether memory of no use costs time, or will be missed."""
     total = float(allocator.get("total") or 0.0)
-    return (
+    if 0 < _MOSTLY_WASTED * total <= unused:
+        return "critical"
+    matters = (
         int(allocator.get("retries") or 0) > 0
         or float(allocator.get("allocations") or 0.0) >= MANY_ALLOCATIONS
         or float(allocator["reserved"]) >= _SCARCE * total
         or unused >= _WASTED * total
+        or allocating >= _ALLOCATING
     )
+    return "warning" if matters else "info"
 
 
 def _of_no_use(allocator: Mapping[str, Any]) -> float:

@@ -21,6 +21,8 @@ STRAGGLERS = _COMPUTE_STRAGGLERS | {"input_straggler", "transfer_straggler", "ou
 _EVERY_STEP = 0.95
 #: Maximum time that ranks which wait for each other lose, per share of stolen cores.
 _LOST_PER_STOLEN = 3.0
+#: A device that waits for the host, which launches too slowly or does other work.
+_HOST_BOUNDS = frozenset({"launch_bound", "host_bound"})
 _BOUNDS = frozenset({"input_bound", "transfer_bound", "outside_bound", "checkpoint_bound"})
 
 
@@ -79,7 +81,10 @@ def _waits_for_memory(cause: Finding, echo: Finding) -> bool:
     """Return whether the host waits for memory of the device: torch gives it back or takes more again and again."""
     retries = int(echo.evidence.get("alloc_retries") or cause.evidence.get("retries") or 0)
     allocations = float(echo.evidence.get("allocations") or cause.evidence.get("allocations") or 0.0)
-    return cause.evidence.get("where") == "device" and (retries >= 3 or allocations >= MANY_ALLOCATIONS)
+    is_measured = cause.kind == "fragmented_memory" and cause.cost >= 0.5 * echo.cost > 0
+    return cause.evidence.get("where") == "device" and (
+        retries >= 3 or allocations >= MANY_ALLOCATIONS or is_measured
+    )
 
 
 def _breaks_what_runs(cause: Finding, echo: Finding) -> bool:
@@ -90,6 +95,10 @@ def _breaks_what_runs(cause: Finding, echo: Finding) -> bool:
 
 def _is_information(cause: Finding, echo: Finding) -> bool:
     return echo.severity == "info"
+
+
+def _is_trouble_in_same_phase(cause: Finding, echo: Finding) -> bool:
+    return cause.severity != "info" and cause.phase == echo.phase
 
 
 def _in_same_phase(cause: Finding, echo: Finding) -> bool:
@@ -121,13 +130,16 @@ _RULES = (
     _Rule(_BOUNDS, frozenset({"gpu_idle"}), _always),
     _Rule(frozenset({"sync_bound"}), frozenset({"launch_bound"}), _never_lets_ahead),
     _Rule(frozenset({"sync_bound", "launch_bound"}), frozenset({"gpu_idle", "compute_bound"}), _always),
-    _Rule(frozenset({"unfused_optimizer"}), frozenset({"launch_bound", "gpu_idle"}), _takes_most_of),
+    _Rule(frozenset({"host_bound"}), frozenset({"gpu_idle"}), _always),
+    _Rule(frozenset({"host_bound"}), frozenset({"compute_bound"}), _is_information),
+    _Rule(frozenset({"compute_bound"}), frozenset({"host_bound"}), _is_trouble_in_same_phase),
+    _Rule(frozenset({"unfused_optimizer"}), _HOST_BOUNDS | {"gpu_idle"}, _takes_most_of),
     _Rule(
         frozenset({"memory_pressure", "fragmented_memory"}),
-        frozenset({"launch_bound", "gpu_idle"}),
+        _HOST_BOUNDS | {"gpu_idle"},
         _waits_for_memory,
     ),
-    _Rule(frozenset({"graph_breaks"}), frozenset({"launch_bound"}), _breaks_what_runs),
+    _Rule(frozenset({"graph_breaks"}), _HOST_BOUNDS, _breaks_what_runs),
     _Rule(
         frozenset({"unfused_optimizer", "full_float_products"}), frozenset({"compute_bound"}), _is_information
     ),
@@ -137,7 +149,7 @@ _RULES = (
         _always,
     ),
     _Rule(frozenset({"recompiles"}), frozenset({"periodic_spike"}), _in_same_phase),
-    _Rule(frozenset({"recompiles"}), frozenset({"launch_bound", "sync_bound"}), _costs_more_in_all),
+    _Rule(frozenset({"recompiles"}), _HOST_BOUNDS | {"sync_bound"}, _costs_more_in_all),
     _Rule(frozenset({"input_bound"}), frozenset({"alternating_straggler"}), _in_same_phase),
     _Rule(frozenset({"machine_shared"}), frozenset({"collective_bound"}), _always),
     _Rule(frozenset({"machine_shared"}), frozenset({"alternating_straggler"}), _comes_and_goes),

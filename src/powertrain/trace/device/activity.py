@@ -23,7 +23,10 @@ WAITING_CALLS = frozenset(
         "cuEventSynchronize",
     }
 )
-
+#: Calls in which torch's allocator takes memory from the device or gives it back. They may wait for the device, too.
+ALLOCATING_CALLS = frozenset(
+    {"cudaMalloc", "cudaFree", "cudaMallocAsync", "cudaFreeAsync", "cuMemCreate", "cuMemMap", "cuMemUnmap"}
+)
 
 Number = TypeVar("Number", int, float)
 
@@ -56,6 +59,8 @@ class DeviceActivity(msgspec.Struct, frozen=True, kw_only=True):
     #: Calls in which the host waited for the device, and their time, by the phase of the loop.
     waits: dict[str, float]
     waited: dict[str, float]
+    #: Time of calls that take memory from the device or give it back.
+    allocating: float = 0.0
 
 
 def summarize(
@@ -92,6 +97,7 @@ def summarize(
         to_host=_time_of(on_device, "Memcpy DtoH") / steps,
         waits={phase: count / steps for phase, count in waits.items()},
         waited={phase: time / steps * 1e-9 for phase, time in waited.items()},
+        allocating=sum(call.duration for call in calls if call.name in ALLOCATING_CALLS) / steps * 1e-9,
     )
 
 

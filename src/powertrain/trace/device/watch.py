@@ -63,18 +63,20 @@ class DeviceWatch:
         self._activity.look_at_pace()
         stats: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # of a device that has failed
-            stats = torch.cuda.memory_stats(gpu)
+            # Not memory_stats(): that makes one flat dict of it, for which the training thread would wait.
+            stats = torch.cuda.memory_stats_as_nested_dict(gpu)
             self._total = self._total or torch.cuda.get_device_properties(gpu).total_memory / _MIB
-        peak = stats.get("allocated_bytes.all.peak", 0) / _MIB
+        allocated = _all_pools(stats, "allocated_bytes")
+        peak = allocated.get("peak", 0) / _MIB
         self._allocations.look(peak)
         self._peak = max(self._peak, peak)
         # Within a step, much memory is free for a moment: only what is free all the time is of no use.
-        self._splits.append(stats.get("inactive_split_bytes.all.current", 0) / _MIB)
+        self._splits.append(_all_pools(stats, "inactive_split_bytes").get("current", 0) / _MIB)
         self._allocations_made.append((stats.get("num_device_alloc", 0), self._recorder.steps))
         self._allocator = {
-            "used": stats.get("allocated_bytes.all.current", 0) / _MIB,
+            "used": allocated.get("current", 0) / _MIB,
             "peak": self._peak,
-            "reserved": stats.get("reserved_bytes.all.current", 0) / _MIB,
+            "reserved": _all_pools(stats, "reserved_bytes").get("current", 0) / _MIB,
             "split": min(self._splits),
             "retries": stats.get("num_alloc_retries", 0),
             "allocations": _by_step(self._allocations_made),
@@ -96,6 +98,12 @@ class DeviceWatch:
         if _differs(self._allocator, self._sent):
             facts["allocator"] = self._sent = self._allocator
         return facts
+
+
+def _all_pools(stats: dict[str, Any], name: str) -> dict[str, int]:
+    """Return a figure of the allocator over all of its pools: "current", "peak" and others; empty where unknown."""
+    figures: dict[str, int] = stats.get(name, {}).get("all", {})
+    return figures
 
 
 def _by_step(made: Sequence[tuple[int, int]]) -> float:
