@@ -38,17 +38,33 @@ def test_the_reports_that_fit_into_one_half_are_always_there(
     assert all(one.row > after for one in found)
 
 
+@given(sizes=st.lists(st.integers(0, HALF_BYTES // 3), min_size=1, max_size=40))
+def test_all_reports_since_the_last_one_that_asked_to_be_sent_are_there(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
+) -> None:
+    path = str(tmp_path_factory.mktemp("reports") / "0-0")
+    newest = NewestReports(path)
+    unsent: list[Point] = []
+    for row, size in enumerate(sizes, start=1):
+        unsent.append(point(row, text="x" * size))
+        if not newest.add(unsent[-1]):
+            assert read_newest_reports(path).reports[-len(unsent) :] == unsent, "until it is sent"
+            unsent = []
+    newest.close()
+    assert not unsent or read_newest_reports(path).reports[-len(unsent) :] == unsent
+
+
 def test_only_the_row_of_a_report_is_kept_whose_values_are_pending_or_too_large_or_sealed(
     tmp_path: Path,
 ) -> None:
     path = str(tmp_path / "marks" / "0-0")
     newest = NewestReports(path)
-    newest.add(point(1, loss=1.0))
-    newest.add(point(2, loss=1.0), is_pending=True)
-    newest.add(point(3, text="x" * HALF_BYTES))
+    assert newest.add(point(1, loss=1.0))
+    assert not newest.add(point(2, loss=1.0), is_pending=True)
+    assert not newest.add(point(3, text="x" * HALF_BYTES))
     share = CheckpointPart(checkpoint="", files=[])
-    newest.add(Point(row=4, at=0.0, metrics={}, part=share))
-    newest.add(point(5, loss=2.0))
+    assert not newest.add(Point(row=4, at=0.0, metrics={}, part=share))
+    assert newest.add(point(5, loss=2.0))
     newest.close()
     assert read_newest_reports(path) == (5, [point(1, loss=1.0), point(5, loss=2.0)])
 

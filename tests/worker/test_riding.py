@@ -26,6 +26,7 @@ from powertrain.worker.progress import Gate, Progress
 from powertrain.worker.service import service as service_module
 from powertrain.worker.service.beats import MOST_GATHERED, BeatTimes, SharedTimes, can_gather
 from powertrain.worker.service.service import Service
+from powertrain.worker.service.spill import BATCH
 from powertrain.worker.tracing import TraceSettings, Tracing
 
 PATIENCE = 30.0
@@ -68,7 +69,7 @@ def test_a_rank_that_reports_often_keeps_the_time_of_its_beats() -> None:
     assert [at for at, _ in beats] == pytest.approx(list(range(11)))
 
 
-def test_a_rank_whose_reports_stop_is_heard_of_all_the_same() -> None:
+def test_a_rank_whose_reports_stop_still_sends_heartbeats() -> None:
     beats = play([0.0, 1.0, 2.0], until=8.0)
     assert [at for at, alone in beats if alone] == pytest.approx([3.25, 4.25, 5.25, 6.25, 7.25])
 
@@ -112,7 +113,7 @@ def test_ranks_are_spread_over_the_time_between_two_beats(ranks: int) -> None:
     assert max(gaps) < 3.0 / ranks
 
 
-def test_only_reports_that_nobody_waits_for_gather() -> None:
+def test_only_reports_that_are_not_waited_for_gather() -> None:
     plain = Point(row=1, at=0.0, metrics={})
     part = CheckpointPart(checkpoint="", files=[])
     assert can_gather(plain)
@@ -209,6 +210,70 @@ def test_a_lone_report_leaves_at_once_and_waits_for_no_beat(
     service.close()
 
 
+# --------------------------------------------------------------------------- reports that survive their process
+
+NEVER = 1e6
+
+
+@pytest.fixture
+def patient(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A rank that has sent one report, and sends those that may wait only with one that may not."""
+    monkeypatch.setattr(service_module, "_BEAT_INTERVAL_S", NEVER)
+    monkeypatch.setattr(service_module, "_REPORT_DELAY_S", NEVER)
+    service = Service(listener.connection, 0, 0, Gate(), Progress())
+    service.post(safe(1))
+    listener.wait_until(lambda: listener.rows() == [[1]])
+    yield service
+    service.close(timeout=PATIENCE)
+
+
+def safe(row: int) -> Point:
+    return Point(row=row, at=0.0, metrics={})
+
+
+def test_safe_reports_gather_and_go_with_the_first_that_must_not_wait(
+    listener: Listener, patient: Service
+) -> None:
+    patient.post(safe(2), may_wait=True)
+    patient.post(safe(3), may_wait=True)
+    patient.post(safe(4))
+    listener.wait_until(lambda: listener.rows() == [[1], [2, 3, 4]])
+
+
+def test_safe_reports_go_with_a_report_that_other_ranks_wait_for(
+    listener: Listener, patient: Service
+) -> None:
+    patient.post(safe(2), may_wait=True)
+    patient.post(Point(row=3, at=0.0, metrics={}, barrier=True), may_wait=True)
+    listener.wait_until(lambda: listener.rows() == [[1], [2, 3]])
+
+
+def test_safe_reports_go_when_they_are_many_enough_for_a_batch(listener: Listener, patient: Service) -> None:
+    for row in range(2, BATCH + 2):
+        patient.post(safe(row), may_wait=True)
+    listener.wait_until(lambda: sum(map(len, listener.rows())) == BATCH + 1)
+    assert [*itertools.chain(*listener.rows())] == [*range(1, BATCH + 2)]
+
+
+def test_safe_reports_go_when_their_delay_is_over(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "_BEAT_INTERVAL_S", NEVER)
+    service = Service(listener.connection, 0, 0, Gate(), Progress())
+    for row in range(1, 41):
+        service.post(safe(row), may_wait=True)
+        listener.wait_until(lambda: bool(listener.rows()))
+    listener.wait_until(lambda: sum(map(len, listener.rows())) == 40)
+    assert len(listener.rows()) < 40, "some had gathered"
+    service.close()
+
+
+def test_safe_reports_are_sent_before_the_process_ends(listener: Listener, patient: Service) -> None:
+    patient.post(safe(2), may_wait=True)
+    patient.close(timeout=PATIENCE)
+    assert listener.rows() == [[1], [2]]
+
+
 # --------------------------------------------------------------------------- a rank of thousands, over the wire
 
 
@@ -219,7 +284,7 @@ def post(service: Service, *rows: int, **more: Any) -> None:
 
 @pytest.fixture
 def gathering(listener: Listener) -> Iterator[Callable[[float], Service]]:
-    """A rank that has been told to train and to let its reports gather for so long. It is not rank 0, whose moment for
+    """A rank that trains and lets its reports gather for so long. It is not rank 0, whose moment for
     a beat is the beginning."""
     services = []
 
@@ -236,7 +301,7 @@ def gathering(listener: Listener) -> Iterator[Callable[[float], Service]]:
         service.close(timeout=2.0)
 
 
-def test_reports_that_nobody_waits_for_gather_and_go_with_the_next_beat(
+def test_reports_that_are_not_waited_for_gather_and_go_with_the_next_heartbeat(
     listener: Listener, gathering: Callable[[float], Service]
 ) -> None:
     service = gathering(0.5)
@@ -246,9 +311,6 @@ def test_reports_that_nobody_waits_for_gather_and_go_with_the_next_beat(
     (envelope,) = listener.of(Point)
     assert isinstance(envelope.messages[0], Beat)
     assert envelope.row == service.row
-
-
-NEVER = 1e6
 
 
 @pytest.mark.parametrize(
@@ -261,7 +323,7 @@ NEVER = 1e6
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_what_somebody_waits_for_goes_at_once_and_takes_along_what_has_gathered(
+def test_an_awaited_message_goes_at_once_and_takes_along_what_has_gathered(
     last: FromWorker, listener: Listener, gathering: Callable[[float], Service]
 ) -> None:
     service = gathering(NEVER)
@@ -304,7 +366,7 @@ def test_a_rank_that_ends_keeps_nothing_back(
     assert listener.rows() == [[1, 2, 3]]
 
 
-def test_the_training_thread_wakes_nobody_for_a_report_that_can_wait(
+def test_the_training_thread_wakes_no_thread_for_a_report_that_can_wait(
     listener: Listener, gathering: Callable[[float], Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service, woken = gathering(NEVER), []

@@ -99,7 +99,7 @@ def test_a_single_report_is_sent_without_waiting_for_more(controller: Controller
     controller.wait_until(lambda: len(controller.messages(Point)) == 1)
 
 
-def test_a_beat_tells_where_the_rank_stands(controller: Controller, service: Service) -> None:
+def test_a_heartbeat_reports_where_the_rank_stands(controller: Controller, service: Service) -> None:
     controller.wait_until(lambda: bool(controller.messages(Beat)))
     assert controller.messages(Beat)[0].phase == "set-up"
 
@@ -115,7 +115,7 @@ def test_what_is_said_goes_ahead_of_what_waits(controller: Controller, service: 
     assert before < 19_000
 
 
-def test_nothing_is_lost_and_memory_is_bounded_while_nobody_acknowledges(
+def test_nothing_is_lost_and_memory_is_bounded_without_acknowledgements(
     controller: Controller, gate: Gate, directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "_MEMORY_LIMIT", 500)
@@ -156,7 +156,7 @@ def test_close_sends_what_is_queued_and_waits_for_its_acknowledgement(
     assert controller.envelopes[-1].messages[-1] == Outcome(status="returned")
 
 
-def test_close_gives_up_after_its_timeout_when_nobody_listens(directory: str, gate: Gate) -> None:
+def test_close_gives_up_after_its_timeout_without_a_listener(directory: str, gate: Gate) -> None:
     connection = ConnectionInfo(
         endpoint=f"ipc://{directory}/nobody", hub_key=KeyPair.new().public, keys=KeyPair.new()
     )
@@ -193,7 +193,7 @@ def test_a_hold_is_answered_with_the_boundaries_passed_and_acted_on(
     assert [gate.cross().action, gate.cross()] == ["go", BoundaryCrossing("stop", "enough")]
 
 
-def test_an_envelope_tells_the_boundaries_passed(
+def test_an_envelope_reports_the_boundaries_passed(
     controller: Controller, service: Service, gate: Gate
 ) -> None:
     gate.cross()
@@ -227,7 +227,7 @@ def test_waiting_for_a_row_ends_when_that_row_or_a_later_one_is_closed(
     service.wait_for_row(3)
 
 
-def test_those_who_wait_are_let_go_when_the_service_ends(controller: Controller, gate: Gate) -> None:
+def test_waiting_threads_are_let_go_when_the_service_ends(controller: Controller, gate: Gate) -> None:
     service = Service(controller.connection, 0, 0, gate, Progress())
     gate.arm(1)
     waits: list[Callable[[], object]] = [

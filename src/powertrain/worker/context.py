@@ -224,9 +224,9 @@ def _post(session: Session, point: Point) -> None:
         session.service.check_refusal()
     training_step("report", progress.reports + 1)
     session.row = session.service.row = point.row
-    session.newest_reports.add(point, is_pending=is_pending(point.metrics))
+    is_safe = session.newest_reports.add(point, is_pending=is_pending(point.metrics))
     progress.report()
-    session.service.post(point)
+    session.service.post(point, may_wait=is_safe and not session.place.judges_reports)
 
 
 def _report_with_share(

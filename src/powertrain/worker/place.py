@@ -107,6 +107,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     first_row: int = 1
     #: True when every report waits until all ranks have made it.
     report_barrier: bool = False
+    #: True where the controller judges each report when it comes (``RunConfig(stop=...)``): none is kept back.
+    judges_reports: bool = False
     run: RunIdentity = RunIdentity()
     saving: SavingSettings = SavingSettings()
     data: DataSettings = DataSettings()

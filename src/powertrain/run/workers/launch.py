@@ -116,6 +116,7 @@ def _place(spec: RunSpec, attempt: Attempt, placement: Placement, origin: Attemp
         attempt=attempt.number,
         first_row=attempt.first_row,
         report_barrier=spec.report_barrier,
+        judges_reports=spec.stop is not None,
         run=spec.run,
         saving=msgspec.structs.replace(spec.saving, staging=staging_root(spec)),
         data=spec.data,

@@ -9,7 +9,8 @@ SECONDS_AT_MOST = 5.0
 
 
 def gathering_seconds(world_size: int) -> float:
-    """Return the seconds between two batches that no rank waits for; 0.0 where each report is sent at once.
+    """Return the seconds between two batches that no rank waits for; 0.0 where
+    the worker's own short delay is enough.
 
     A message costs the controller more than what is in it: a wake-up, a decryption, an acknowledgement. And each takes
     the next 64 bytes of ZeroMQ's queue of its connection, in both directions, which are 16 KiB of memory touched bit by

@@ -22,7 +22,7 @@ import msgspec
 from powertrain.wire import frames
 from powertrain.wire.values import Point
 
-#: Bytes of one half: hundreds of ordinary reports, where a rank rarely has more than a few unsent ones. A report that
+#: Bytes of one half: hundreds of ordinary reports, where a rank has at most some hundred unsent ones. A report that
 #: needs more is not kept.
 HALF_BYTES = 64 << 10
 #: The half that is appended to, and of each half the bytes that are used and the newest row at the time.
@@ -59,17 +59,22 @@ class NewestReports:
             self._has_room = _allocate(file.fileno())
             self._map = mmap.mmap(file.fileno(), 0)
 
-    def add(self, point: Point, *, is_pending: bool = False) -> None:
+    def add(self, point: Point, *, is_pending: bool = False) -> bool:
         """Keep a report that is about to return.
 
         Args:
             point: The report.
             is_pending: True when its values are still on their way from a GPU. Then only its row is kept, as for a
                 report that is too large, and for one with a share of a checkpoint, which is sealed with its report.
+
+        Returns:
+            True while this and the unsent reports before it are kept; False when they should be sent at once: this one
+            is not kept, or earlier ones are given up as soon as a half is full.
         """
         target = self._map
         if target is None:
-            return
+            return False
+        is_safe = False
         if self._has_room and point.part is None and not is_pending:
             try:
                 data = frames.encoded(point, HALF_BYTES - _LENGTH.size)
@@ -77,7 +82,8 @@ class NewestReports:
                 pass
             else:
                 end = self._used + _LENGTH.size + len(data)
-                if end > HALF_BYTES:
+                is_safe = end <= HALF_BYTES
+                if not is_safe:
                     end -= self._used
                     self._begin_other_half(target)
                 at = _HEADER.size + self._half * HALF_BYTES + self._used
@@ -85,6 +91,7 @@ class NewestReports:
                 target[at + _LENGTH.size : at + _LENGTH.size + len(data)] = data
                 self._used = end
         _USED_AND_ROW.pack_into(target, _USED_AT[self._half], self._used, point.row)
+        return is_safe
 
     def _begin_other_half(self, target: mmap.mmap) -> None:
         self._half, self._used = 1 - self._half, 0

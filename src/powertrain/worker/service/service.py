@@ -1,10 +1,11 @@
 """The one side thread of a worker: wire, heartbeats, commands.
 
-The training thread only appends to a queue. This thread sends the queue at once, then lets more gather for a few
-milliseconds before it sends again, so that ten thousand reports a second cost a few hundred messages. Heartbeats and
-telemetry ride with reports that are about as frequent. A rank of thousands lets reports gather for seconds where no
-rank waits for them. When the controller does not keep up, reports go to a file until it does: none is dropped, and
-memory stays bounded.
+The training thread only appends to a queue. This thread sends the queue at once, then lets reports gather for a quarter
+of a second before it sends again: where all cores train, each message takes one from a rank for up to a millisecond,
+in several processes. Only reports that survive this process gather so; others wait for a few milliseconds, so that ten
+thousand a second cost a few hundred messages. Heartbeats and telemetry ride with reports that are about as frequent. A
+rank of thousands lets reports gather for seconds where no rank waits for them. When the controller does not keep up,
+reports go to a file until it does: none is dropped, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
     from powertrain.worker.tracing import Tracing
 
 
-#: Seconds within which messages are gathered into one batch, once one has just been sent.
-_GATHER_DELAY_S = 0.003
+#: Seconds within which messages are gathered into one batch, once one has just been sent: if all may wait, and if not.
+_REPORT_DELAY_S, _GATHER_DELAY_S = 0.25, 0.003
 #: Reports kept in memory; more go to the spill file.
 _MEMORY_LIMIT = 20_000
 _BEAT_INTERVAL_S = 1.0
@@ -124,8 +125,8 @@ class Service:
         self._asks = 0
         self._when_over: list[Callable[[], None]] = []
         self._beats: BeatTimes | SharedTimes = BeatTimes(_BEAT_INTERVAL_S)
-        #: Seconds for which reports gather: see ``wire.Train``. And whether one is queued that must not wait: set after
-        #: it is in the queue, and cleared before the queue is emptied, so none is ever missed.
+        #: Seconds for which reports gather: see ``wire.Train``. And whether a message is queued that must not wait: set
+        #: after it is in the queue, and cleared before the queue is emptied, so none is ever missed.
         self.gather = 0.0
         self._is_pressed = False
         #: Why the run no longer reads messages of this rank; "" while it does.
@@ -144,15 +145,24 @@ class Service:
 
     # -- the training thread's side
 
-    def post(self, message: FromWorker) -> None:
-        """Send in order after everything posted before. Returns at once."""
+    def post(self, message: FromWorker, *, may_wait: bool = False) -> None:
+        """Send in order after everything posted before. Returns at once.
+
+        Args:
+            message: The message.
+            may_wait: True where it and all before it would be known should this process die now.
+        """
         self._ordered.append(message)
         if self.gather:
             if can_gather(message) and len(self._ordered) < MOST_GATHERED:
                 return  # sent with the next heartbeat
-            self._is_pressed = True
-        if not self._awake:
-            self._awake = True
+        elif may_wait and can_gather(message) and len(self._ordered) < BATCH:
+            if not self._awake:
+                self._awake = True
+                self._link.wake()
+            return
+        if not (self._is_pressed and self._awake):
+            self._is_pressed = self._awake = True
             self._link.wake()
 
     def send_now(self, message: FromWorker) -> None:
@@ -240,7 +250,7 @@ class Service:
                     self._orphaned()
                     return
                 if why := self._link.why_unreachable():
-                    self._log_unreachable(why)
+                    _log_unreachable(self._rank, self._link.endpoint, why)
                     self._unreachable()
                     return
                 for command in commands:
@@ -271,7 +281,12 @@ class Service:
             return False
         if self._urgent or self._closing:
             return True
-        return now - last_send >= _GATHER_DELAY_S and not self._can_gather_queue()
+        return now - last_send >= self._delay and not self._can_gather_queue()
+
+    @property
+    def _delay(self) -> float:
+        """Seconds between two batches."""
+        return _GATHER_DELAY_S if self._is_pressed or self._spill else _REPORT_DELAY_S
 
     def _can_gather_queue(self) -> bool:
         """Return True when all queued messages may wait for the next heartbeat."""
@@ -307,15 +322,6 @@ class Service:
             or time.monotonic() - self._dismissed_at > _DISMISSAL_TIMEOUT_S
         )
 
-    def _log_unreachable(self, why: str) -> None:
-        """Log that the run cannot be reached."""
-        print(
-            f"Rank {self._rank} cannot reach the run at {self._link.endpoint}: {why}. A firewall may be in between: "
-            "open the port that RunConfig(port=...) names, from every node to the one on which the script runs.",
-            file=sys.stderr,
-            flush=True,
-        )
-
     def _failed(self, error: BaseException) -> None:
         """Log the failure of this thread and report it; otherwise the run would never learn of it."""
         self.refusal = (
@@ -335,11 +341,11 @@ class Service:
             self._awake = True
             if self._link.room <= 0:
                 return 0.05  # an acknowledgement ends the wait
-            return max(0.0, last_send + _GATHER_DELAY_S - now)
-        if now - last_send < _GATHER_DELAY_S:
-            self._awake = True
-            return _GATHER_DELAY_S
+            return max(0.0, last_send + self._delay - now)
         due = self._beats.alone_at if self.tracing is None else min(self._beats.alone_at, self.tracing.due)
+        if now - last_send < self._delay:
+            self._awake = True
+            due = min(due, last_send + self._delay)
         return max(0.0, due - now)
 
     def _send_batch(self) -> bool:
@@ -509,6 +515,16 @@ class Service:
             waiters = list(self._waiters.values())
         for waiter in waiters:
             waiter.set(_NOTHING)
+
+
+def _log_unreachable(rank: int, endpoint: str, why: str) -> None:
+    """Log that the run cannot be reached."""
+    print(
+        f"Rank {rank} cannot reach the run at {endpoint}: {why}. A firewall may be in between: open the port that "
+        "RunConfig(port=...) names, from every node to the one on which the script runs.",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _resolved(message: FromWorker) -> FromWorker:
