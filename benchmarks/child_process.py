@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -79,6 +80,7 @@ def run_to_end(
     twice a second. Raises MeasurementFailed on a timeout or an exit code other than 0.
     """
     adopt_orphans()
+    _exit_on_sigterm()
     environment = _environment(workspace)
     shared_before = _shared_memory()
     log = workspace / "output.log"
@@ -144,6 +146,13 @@ def _wait(program: subprocess.Popen[bytes], timeout: float, watch: Callable[[int
         except subprocess.TimeoutExpired:
             if watch is not None:
                 watch(program.pid)
+
+
+def _exit_on_sigterm() -> None:
+    """Let SIGTERM raise SystemExit, so that a benchmark that is ended ends its programs and removes their files."""
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def adopt_orphans() -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.ray_nodes import processes_of_ray
+from tests.ray_nodes import agent_of, idle_agents, processes_of_ray
 
 _ROOT = Path(__file__).parents[1]
 #: In the environment of every process of the cluster: the network's name.
@@ -108,7 +108,7 @@ class RayNetwork:
         return f"{self._prefix}.1:{port}"
 
     def _ray_start(self, prefix: Sequence[str], *options: str) -> None:
-        """Its processes belong to nobody: neither to this one nor to the command that starts them."""
+        """Its processes are children of neither this one nor the command that starts them."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
         common = ["--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0"]
         environment = {
@@ -181,10 +181,11 @@ class RayNetwork:
         _run("ip", "-n", self._space(node), "rule", "del", *_to(port))
 
     def ours(self, node: NetworkNode | None = None) -> list[str]:
-        """Processes of runs, on a node or on all: those that are not Ray's own, a line for each."""
+        """Processes of runs, on a node or on all, a line for each: neither Ray's own, nor agents that this process
+        keeps for its next run."""
         pids = _marked(self._name) if node is None else _pids_in(self._space(node))
-        of_ray = processes_of_ray(1)
-        lines = {pid: _command_line(pid) for pid in pids if pid not in of_ray}
+        others = processes_of_ray(1) | set(idle_agents().values())
+        lines = {pid: _command_line(pid) for pid in pids if pid not in others and agent_of(pid) not in others}
         return [f"{pid}: {line}" for pid, line in lines.items() if line]
 
     def seen_by(self, node: NetworkNode, path: str) -> Path:
@@ -215,7 +216,7 @@ def _to(port: int) -> list[str]:
 
 
 def free_port() -> int:
-    """One that nobody has just now."""
+    """A number that is free just now."""
     with socket.create_server(("", 0)) as taken:
         port: int = taken.getsockname()[1]
         return port
@@ -267,5 +268,5 @@ def _sweep(name: str, temporary: str) -> None:
 if __name__ == "__main__":
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    sys.stdin.read()  # until whoever has made the network is done with it, or gone
+    sys.stdin.read()  # until the process that made the network is done with it, or gone
     _sweep(*sys.argv[1:])

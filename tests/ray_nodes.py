@@ -1,4 +1,4 @@
-"""A real Ray of several nodes on this machine. Its processes belong to ``python -m tests.ray_nodes``, which is told to.
+"""A real Ray of several nodes on this machine. Its processes belong to ``python -m tests.ray_nodes``.
 
 Each node is a raylet with its own workers. Tests connect to the head as a driver would, add nodes, and take them away
 as a machine goes away: the raylet is killed.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ _OF_RAY = (
     *("/raylet/raylet", "/gcs_server", "/ray/_private/", "/ray/dashboard/", "/ray/autoscaler/"),
     "-m ray.util.client.server",  # which a head starts where grpcio is installed
 )
+#: In the command line of a warm server, before a descriptor and the pid of its agent.
+_SERVER = "serve_clean("
 
 
 class RayNodes:
@@ -110,13 +113,32 @@ def processes_of_ray(pid: int) -> set[int]:
     return found | {process.pid for process in below if _is_of_ray(process.pid)}
 
 
+def idle_agents() -> dict[str, int]:
+    """Return the agents that this process keeps for its next run: their actors' ids and pids."""
+    ours, ray = sys.modules.get("powertrain.engine.ray.idle_agents"), sys.modules.get("ray")
+    if ours is None or ray is None or not ray.is_initialized():
+        return {}
+    table = ray._private.state.actors()
+    ids = {actor._actor_id.hex() for actor in ours.idle_agents.actors()}
+    return {id: table[id]["Pid"] for id in ids & set(table)}
+
+
+def agent_of(pid: int) -> int:
+    """Return the pid of the agent that the process is the warm server of, by its command line; 0 for all others."""
+    found = None
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found = re.search(re.escape(_SERVER) + r"\d+, (\d+),", " ".join(psutil.Process(pid).cmdline()))
+    return int(found[1]) if found else 0
+
+
 def _is_of_ray(pid: int) -> bool:
     """True also for what is gone."""
     try:
         line = " ".join(psutil.Process(pid).cmdline())
     except psutil.NoSuchProcess:
         return True
-    return not line or any(part in line for part in _OF_RAY)
+    # A warm server's own line has all directories in which modules are found, among them Ray's.
+    return not line or (_SERVER not in line and any(part in line for part in _OF_RAY))
 
 
 def _serve(directory: str) -> None:
@@ -136,6 +158,8 @@ def _serve(directory: str) -> None:
             "num_cpus": 0,
             "object_store_memory": memory,
             "include_dashboard": False,
+            # It reads every worker's log again and again, for lines that no test looks at.
+            "include_log_monitor": False,
             "temp_dir": directory,
         },
     )

@@ -21,18 +21,28 @@ GRACE = 5.0
 
 
 def left_on_cluster() -> list[str]:
-    """Placement groups and this driver's actors that are still there: Ray Train starts one that serves all drivers."""
+    """Placement groups and this driver's actors that are still there: Ray Train starts one that serves all drivers.
+
+    Powertrain's agents for the driver's next run are none of them. They end with the driver, and whether their
+    processes do is looked for after it.
+    """
     job = ray.get_runtime_context().get_job_id()
     groups = ray.util.placement_group_table().values()
-    actors = ray._private.state.actors().values()
+    actors = ray._private.state.actors()
     return [
         *(f"placement group {group['name']}" for group in groups if group["state"] != "REMOVED"),
         *(
             f"actor {actor['ActorClassName']}"
-            for actor in actors
-            if actor["State"] != "DEAD" and actor["JobID"] == job
+            for id, actor in actors.items()
+            if actor["State"] != "DEAD" and actor["JobID"] == job and id not in idle_agents()
         ),
     ]
+
+
+def idle_agents() -> set[str]:
+    """The actors that Powertrain, if this driver has it, keeps for the next run."""
+    module = sys.modules.get("powertrain.engine.ray.idle_agents")
+    return set() if module is None else {actor._actor_id.hex() for actor in module.idle_agents.actors()}
 
 
 address, modules, script = sys.argv[1:4]

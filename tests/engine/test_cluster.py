@@ -383,7 +383,7 @@ def test_with_a_selector_for_each_worker_there_is_no_room_beyond_them() -> None:
 # --------------------------------------------------------------------------- words
 
 
-def test_a_shortage_is_told_with_what_there_is_and_what_is_free() -> None:
+def test_a_shortage_is_reported_with_total_and_free_resources() -> None:
     assert why_waiting([node("a", {"GPU": 4.0}, {"GPU": 2.0})], SlotShape(cpus=0, gpus=1), 4) == (
         "2 of 4 workers with 1 GPU each fit now; the cluster has 4 GPU in all, 2 of them free"
     )

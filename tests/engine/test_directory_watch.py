@@ -1,4 +1,4 @@
-"""Waiting for a change in a directory: told at once, also of a process's end, and woken by hand."""
+"""Waiting for a change in a directory: reported at once, also a process's end, and woken by hand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def descriptors() -> set[int]:
     return {int(entry) for entry in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{entry}")}
 
 
-def test_files_that_come_change_and_go_are_told(watch: DirectoryWatch, directory: Path) -> None:
+def test_files_that_come_change_and_go_are_reported(watch: DirectoryWatch, directory: Path) -> None:
     watch.arm()
     descriptor = os.open(directory / "file", os.O_RDWR | os.O_CREAT)
     assert told(watch)
@@ -57,7 +57,7 @@ def test_files_that_come_change_and_go_are_told(watch: DirectoryWatch, directory
     os.close(descriptor)
 
 
-def test_nothing_is_told_of_who_only_reads(watch: DirectoryWatch, directory: Path) -> None:
+def test_processes_that_only_read_are_not_reported(watch: DirectoryWatch, directory: Path) -> None:
     (directory / "file").write_text("x")
     watch.arm()
     (directory / "file").read_text()
@@ -65,7 +65,7 @@ def test_nothing_is_told_of_who_only_reads(watch: DirectoryWatch, directory: Pat
     assert not told(watch, 0.05)
 
 
-def test_the_file_of_a_killed_process_is_told(watch: DirectoryWatch, directory: Path) -> None:
+def test_the_file_of_a_killed_process_is_reported(watch: DirectoryWatch, directory: Path) -> None:
     script = f"import os, time; os.open({str(directory / 'theirs')!r}, os.O_RDWR | os.O_CREAT); print(flush=True); "
     with subprocess.Popen(
         [sys.executable, "-c", script + "time.sleep(60)"], stdout=subprocess.PIPE
@@ -122,7 +122,7 @@ def test_a_forked_child_has_none_of_its_descriptors(directory: Path) -> None:
     assert descriptors() == before
 
 
-def test_a_system_that_gives_no_inotify_is_told_as_a_problem_and_waits_still_end(
+def test_a_system_that_gives_no_inotify_is_reported_as_a_problem_and_waits_still_end(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> int:

@@ -52,7 +52,7 @@ def request(
 
 
 class Book:
-    """A ledger as one process has it, and what it has granted and told."""
+    """A ledger as one process has it, with the grants and reasons that it gave."""
 
     def __init__(self, root: Path) -> None:
         self.ledger = Ledger(lambda: root)
@@ -62,7 +62,7 @@ class Book:
         self._changed = threading.Condition()
 
     def claim(self, *args: object, **options: object) -> str:
-        """Claim; the reason why it has to wait, once that was told, or "" when it need not."""
+        """Claim; return the reason why it has to wait, or "" when it need not."""
         wanted = request(*args, **options)  # type: ignore[arg-type]
         self.reasons.pop(wanted.id, None)
         self.ledger.claim(
@@ -123,7 +123,7 @@ def threads() -> list[str]:
 # --------------------------------------------------------------------------- within one process
 
 
-def test_those_who_wait_are_served_in_order(book: Book) -> None:
+def test_waiting_claims_are_served_in_order(book: Book) -> None:
     assert book.claim("a", 2) == ""
     pid = os.getpid()
     assert book.claim("b", 2) == f"waiting for 2 GPUs held by run a (pid {pid} on here); 1st in line"
@@ -138,7 +138,7 @@ def test_those_who_wait_are_served_in_order(book: Book) -> None:
     book.give_back("c")
 
 
-def test_one_who_gives_up_waiting_no_longer_stands_in_the_way(book: Book) -> None:
+def test_a_claim_that_gives_up_waiting_no_longer_stands_in_the_way(book: Book) -> None:
     book.claim("a", 1)
     book.claim("b", 2)
     assert book.claim("c", 1).startswith("waiting for 1 GPU; 2nd in line, behind run b (pid ")
@@ -156,7 +156,7 @@ def test_withdrawing_a_claim_that_was_granted_changes_nothing(book: Book, root: 
     book.give_back("a")
 
 
-def test_who_wants_nothing_that_is_waited_for_is_served_at_once(book: Book) -> None:
+def test_a_claim_that_wants_nothing_that_is_waited_for_is_served_at_once(book: Book) -> None:
     book.claim("a", 2)
     book.claim("b", 2)
     license = SlotShape(custom={"license": 1.0})
@@ -170,7 +170,7 @@ def test_who_wants_nothing_that_is_waited_for_is_served_at_once(book: Book) -> N
     book.give_back("b")
 
 
-def test_a_claim_of_nothing_countable_waits_for_nobody_and_never_comes_near_the_disk(
+def test_a_claim_of_nothing_countable_never_waits_and_never_comes_near_the_disk(
     book: Book, root: Path
 ) -> None:
     assert book.claim("many", 64, SlotShape()) == ""
@@ -246,7 +246,7 @@ def test_a_second_watch_of_an_engine_takes_the_place_of_the_first(book: Book) ->
     book.ledger.unwatch("me")
 
 
-def test_the_thread_is_there_only_while_somebody_waits_or_watches(book: Book) -> None:
+def test_the_thread_exists_only_while_something_waits_or_watches(book: Book) -> None:
     book.claim("a", 2)
     assert not threads()
     book.claim("b", 1)
@@ -261,7 +261,7 @@ def test_the_thread_is_there_only_while_somebody_waits_or_watches(book: Book) ->
     book.give_back("a")
 
 
-def test_nothing_is_told_once_a_watch_has_ended(book: Book, elsewhere: Book) -> None:
+def test_nothing_is_reported_once_a_watch_has_ended(book: Book, elsewhere: Book) -> None:
     book.watch("me", SlotShape(gpus=1))
     book.wait_until(lambda: book.told == [2])
     book.ledger.unwatch("me")
@@ -314,7 +314,7 @@ HOLD_BOTH = """
 """
 
 
-def test_what_a_killed_process_held_goes_to_the_one_who_waits(book: Book, root: Path) -> None:
+def test_slots_of_a_killed_process_go_to_the_waiting_claim(book: Book, root: Path) -> None:
     with process(HOLD_BOTH, root) as holder:
         held = f"waiting for 1 GPU held by run holder (pid {holder.pid} on here); 1st in line"
         assert book.claim("mine", 1) == held
@@ -338,7 +338,7 @@ def test_void_claims_are_swept_and_live_ones_stay(book: Book, root: Path) -> Non
     assert list(root.iterdir()) == []
 
 
-def test_what_another_process_gives_back_goes_to_the_one_who_waits(book: Book, root: Path) -> None:
+def test_slots_that_another_process_gives_back_go_to_the_waiting_claim(book: Book, root: Path) -> None:
     with process(HOLD_BOTH, root) as holder:
         book.watch("me", SlotShape(gpus=1))
         book.claim("mine", 2, owner="me")
@@ -398,7 +398,7 @@ def test_a_child_that_ends_takes_nothing_from_its_parent(book: Book, root: Path)
 def test_no_gpu_is_given_twice_while_processes_take_and_give_back_all_the_time(
     book: Book, root: Path, tmp_path: Path
 ) -> None:
-    """Whoever holds both GPUs makes a directory that nobody else may make meanwhile."""
+    """The holder of both GPUs makes a directory that no other process may make meanwhile."""
     script = f"""
         print("holding", flush=True)
         sys.stdin.readline()
@@ -424,7 +424,7 @@ def test_no_gpu_is_given_twice_while_processes_take_and_give_back_all_the_time(
 # --------------------------------------------------------------------------- one line over all processes
 
 
-def test_those_who_wait_in_different_processes_are_served_in_the_order_in_which_they_came(
+def test_waiting_claims_of_different_processes_are_served_in_the_order_in_which_they_came(
     book: Book, elsewhere: Book, root: Path
 ) -> None:
     third = Book(root)
@@ -444,7 +444,7 @@ def test_those_who_wait_in_different_processes_are_served_in_the_order_in_which_
     assert list(root.iterdir()) == []
 
 
-def test_a_newcomer_of_another_process_does_not_pass_one_who_waits(book: Book, elsewhere: Book) -> None:
+def test_a_new_claim_of_another_process_does_not_pass_a_waiting_one(book: Book, elsewhere: Book) -> None:
     book.claim("holder", 1)
     book.claim("patient", 2)
     assert elsewhere.claim("late", 1).startswith("waiting for 1 GPU; 2nd in line, behind run patient (pid ")
@@ -466,7 +466,7 @@ WAIT_FOR_BOTH = """
 """
 
 
-def test_one_who_is_killed_while_he_waits_no_longer_stands_in_the_way(book: Book, root: Path) -> None:
+def test_a_claim_of_a_killed_process_no_longer_stands_in_the_way(book: Book, root: Path) -> None:
     book.claim("holder", 1)
     with process(WAIT_FOR_BOTH, root) as waiter:
         assert f"behind run waiter (pid {waiter.pid} on here)" in book.claim("mine", 1)
@@ -477,13 +477,13 @@ def test_one_who_is_killed_while_he_waits_no_longer_stands_in_the_way(book: Book
     assert list(root.iterdir()) == []
 
 
-def test_one_who_is_stopped_at_the_head_of_the_line_keeps_nobody_from_what_he_does_not_need(
+def test_a_stopped_process_at_the_head_of_the_line_holds_no_resources_that_it_does_not_need(
     book: Book, root: Path
 ) -> None:
     three = Machine(cpus=1, gpus=("g",) * 3, visible=("0", "1", "2"))
     book.claim("holder", 3, machine=three)
     with process(WAIT_FOR_BOTH, root) as waiter:
-        with files.locked(root):  # nobody is stopped while he holds the lock: that would hold up all
+        with files.locked(root):  # no process is stopped while it holds the lock: that would hold up all
             waiter.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, waiter.pid, os.WSTOPPED)
         book.claim("mine", 1, machine=three)
@@ -492,7 +492,7 @@ def test_one_who_is_stopped_at_the_head_of_the_line_keeps_nobody_from_what_he_do
         book.give_back("mine")
 
 
-def test_the_reason_is_told_again_when_it_changes_and_never_after_the_grant(
+def test_the_reason_is_reported_again_when_it_changes_and_never_after_the_grant(
     book: Book, elsewhere: Book
 ) -> None:
     book.claim("holder", 2)
@@ -512,7 +512,7 @@ def test_the_reason_is_told_again_when_it_changes_and_never_after_the_grant(
 
 
 @pytest.mark.parametrize("end", [lambda waiting: waiting.hand_out(("0",)), lambda waiting: waiting.leave()])
-def test_a_reason_that_was_found_before_the_end_of_waiting_is_not_told_after_it(
+def test_a_reason_that_was_found_before_the_end_of_waiting_is_not_reported_after_it(
     end: Callable[[ledgers._Waiting], None],
 ) -> None:
     told: list[str] = []
@@ -537,7 +537,7 @@ def test_a_file_whose_process_is_ending_is_looked_at_again_soon_and_then_less_an
     assert closing.pause(set()) == quiet
 
 
-def test_a_reason_that_changes_all_the_time_is_told_now_and_then(book: Book, elsewhere: Book) -> None:
+def test_a_reason_that_changes_all_the_time_is_reported_now_and_then(book: Book, elsewhere: Book) -> None:
     book.claim("holder", 2)
     for turn in range(50):
         book.ledger.claim(request(f"ahead {turn}", 2), lambda _: None, lambda _: None)
@@ -628,7 +628,7 @@ def test_without_inotify_changes_are_found_by_looking_and_that_is_said(
 # --------------------------------------------------------------------------- directories that are not as they should be
 
 
-def test_a_file_that_nobody_understands_keeps_nobody_from_starting(
+def test_a_file_that_cannot_be_read_keeps_no_run_from_starting(
     book: Book, elsewhere: Book, root: Path
 ) -> None:
     elsewhere.claim("other", 1)
@@ -640,7 +640,7 @@ def test_a_file_that_nobody_understands_keeps_nobody_from_starting(
     elsewhere.give_back("other")
 
 
-def test_files_that_are_none_of_ours_are_left_alone_and_hold_up_nobody(
+def test_files_that_are_none_of_ours_are_left_alone_and_hold_nothing_up(
     book: Book, elsewhere: Book, root: Path
 ) -> None:
     elsewhere.claim("holder", 2)
@@ -656,7 +656,7 @@ def test_files_that_are_none_of_ours_are_left_alone_and_hold_up_nobody(
     book.give_back("mine")
 
 
-def test_a_ticket_that_nobody_understands_keeps_its_number_and_holds_up_nobody(
+def test_a_ticket_that_cannot_be_read_keeps_its_number_and_holds_nothing_up(
     book: Book, elsewhere: Book, root: Path
 ) -> None:
     book.claim("holder", 2)
@@ -671,7 +671,7 @@ def test_a_ticket_that_nobody_understands_keeps_its_number_and_holds_up_nobody(
     book.give_back("mine")
 
 
-def test_a_disk_that_is_full_when_it_is_ones_turn_is_waited_for_and_told(
+def test_a_disk_that_is_full_when_it_is_ones_turn_is_waited_for_and_reported(
     book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledgers, "POLL_INTERVAL_S", 0.02)
@@ -685,7 +685,7 @@ def test_a_disk_that_is_full_when_it_is_ones_turn_is_waited_for_and_told(
     book.give_back("mine")
 
 
-def test_a_claim_says_who_holds_what(book: Book, root: Path) -> None:
+def test_a_claim_says_which_run_holds_what(book: Book, root: Path) -> None:
     machine = Machine(cpus=4, gpus=("g",), visible=("3",), uuids=("GPU-a",), cores=frozenset({5, 1}))
     book.claim("mine", 1, SlotShape(cpus=2, gpus=1, custom={}, explicit=True), machine=machine)
     (path,) = claims(root)
@@ -748,7 +748,7 @@ def test_a_disk_without_room_for_a_ticket_is_refused_in_words_and_leaves_none(
     book.give_back("later")
 
 
-def test_one_who_cannot_wait_for_want_of_descriptors_is_refused_in_words_and_leaves_no_ticket(
+def test_a_claim_that_cannot_wait_for_want_of_descriptors_is_refused_in_words_and_leaves_no_ticket(
     book: Book, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book.claim("holder", 2)

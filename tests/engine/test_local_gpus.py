@@ -1,4 +1,4 @@
-"""GPUs of this machine pass from one claim to the next only when nobody uses them any more."""
+"""GPUs of this machine pass from one claim to the next only when no process uses them any more."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -41,6 +42,7 @@ from powertrain.wire.keys import ConnectionInfo, KeyPair, Received
 from powertrain.wire.to_node import EndNode, LookAt, SignalProcess, StartProcess
 from powertrain.wire.values import Point
 from powertrain.worker.checkpoints.newest_reports import NewestReports
+from powertrain.worker.service.spill import BATCH
 
 PATIENCE = 20.0
 M = TypeVar("M")
@@ -63,10 +65,15 @@ def bring_what_comes():
         agent.bring(pickle.loads(archives))
 
 agent = node.NodeAgent(
-    msgspec.msgpack.decode(take(), type=NodeSpec), sys.argv[3], is_of_job=sys.argv[4] == "True"
+    msgspec.msgpack.decode(take(), type=NodeSpec),
+    sys.argv[3],
+    is_of_job=sys.argv[4] == "True",
+    keeps_server=sys.argv[5] == "True",
 )
 threading.Thread(target=bring_what_comes, daemon=True).start()
-print("RETURNED", agent.run(), flush=True)
+unreachable = agent.run()
+print("KEPT", agent.kept_server.pid if agent.kept_server else 0)
+print("RETURNED", unreachable, flush=True)
 os._exit(0)  # an interpreter does not end well while a thread reads its input
 """
 
@@ -82,6 +89,7 @@ class Node:
         reach_within: float = 30.0,
         working_dir: str = "",
         is_of_job: bool = False,
+        keeps_server: bool = False,
         **spec: Any,
     ) -> None:
         self.messages: list[FromWorker] = []
@@ -91,7 +99,7 @@ class Node:
         self._told = 0
         usual = {"version": __version__, "token": "the driver's", "runtime_dir": str(runtime)}
         spec = {**usual, **spec}
-        told = [str(fenced_after), str(reach_within), working_dir, str(is_of_job)]
+        told = [str(fenced_after), str(reach_within), working_dir, str(is_of_job), str(keeps_server)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", _AGENT, *told],
             stdin=subprocess.PIPE,
@@ -156,7 +164,9 @@ class Node:
         """What ``run`` returned, once the agent has ended by itself."""
         output, _ = self.process.communicate(timeout=PATIENCE)
         assert self.process.returncode == 0, output
-        return output.decode().partition("RETURNED")[2].strip()
+        kept, _, returned = output.decode().partition("RETURNED")
+        self.kept_server = int(kept.removeprefix("KEPT"))
+        return returned.strip()
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -207,7 +217,7 @@ def is_gone(pid: int) -> bool:
 # --------------------------------------------------------------------------- processes
 
 
-def test_a_process_is_told_of_in_order_its_start_its_output_its_end(here: Node) -> None:
+def test_a_process_is_reported_in_the_order_of_start_output_and_end(here: Node) -> None:
     ended = here.run("writes", program("write", ["one ", "two ", "three"]))
     assert (ended.code, ended.lost, ended.error) == (0, False, "")
     assert here.output_of("writes") == b"one two three"
@@ -253,7 +263,7 @@ def test_a_signal_for_a_process_that_is_gone_does_nothing(here: Node) -> None:
     assert here.run("after it", program("exit_with", 0)).code == 0
 
 
-def test_a_look_tells_the_state_and_what_the_process_is_doing(here: Node) -> None:
+def test_a_look_reports_the_state_and_what_the_process_is_doing(here: Node) -> None:
     pid = here.wait_for_a_process("looked at")
     here.tell(LookAt(ask=7, id="looked at"))
     here.tell(LookAt(ask=8, id="nobody"))
@@ -265,7 +275,7 @@ def test_a_look_tells_the_state_and_what_the_process_is_doing(here: Node) -> Non
 
 
 def test_what_a_dead_rank_had_reported_comes_from_the_node_that_has_it(here: Node, tmp_path: Path) -> None:
-    reported = [Point(row=row, at=1.5, metrics={"loss": 0.5}) for row in (16, 17)]
+    reported = [Point(row=row, at=1.5, metrics={"loss": 0.5}) for row in range(1, 2 * BATCH + 1)]
     newest = NewestReports(str(tmp_path / "marks" / "0-3"))
     for point in reported:
         newest.add(point)
@@ -280,7 +290,7 @@ def test_what_a_dead_rank_had_reported_comes_from_the_node_that_has_it(here: Nod
         mark=str(tmp_path / "marks" / "0-3"),
         staging=str(tmp_path / "staging"),
     )
-    assert (ended.row, ended.reports) == (17, reported)
+    assert (ended.row, ended.reports) == (2 * BATCH, reported), "also those that had gathered"
     assert not old.exists(), "what an earlier attempt had staged there is nobody's any more"
 
 
@@ -299,7 +309,7 @@ def test_processes_whose_server_was_killed_are_lost_and_others_can_be_started(
 # --------------------------------------------------------------------------- the end
 
 
-def test_an_agent_that_is_told_to_end_ends_what_it_started_and_removes_its_directories(
+def test_an_agent_that_is_asked_to_end_ends_what_it_started_and_removes_its_directories(
     start: Callable[..., Node], tmp_path: Path
 ) -> None:
     others = tmp_path / "staging of the run"
@@ -332,6 +342,73 @@ def test_an_agent_ends_everything_when_its_driver_is_silent(
     assert not (tmp_path / "runtime").exists()
 
 
+def test_an_agent_whose_run_is_over_keeps_its_server_for_the_next(start: Callable[..., Node]) -> None:
+    agent = start(keeps_server=True)
+    agent.wait_for(NodeReady)
+    server = psutil.Process(agent.wait_for_a_process("still there")).ppid()
+    agent.tell(EndNode())
+    assert agent.ended() == ""
+    assert agent.kept_server == server
+
+
+def test_an_agent_whose_driver_is_silent_keeps_no_server(start: Callable[..., Node]) -> None:
+    agent = start(fenced_after=2.0, keeps_server=True)
+    agent.wait_for(NodeReady)
+    server = psutil.Process(agent.wait_for_a_process("fenced")).ppid()
+    agent.hub.close()
+    assert agent.ended() == ""
+    assert agent.kept_server == 0
+    assert is_gone(server)
+
+
+def test_a_server_that_was_started_within_the_run_is_not_kept(start: Callable[..., Node]) -> None:
+    agent = start(keeps_server=True)
+    agent.wait_for(NodeReady)
+    os.kill(psutil.Process(agent.wait_for_a_process("lost")).ppid(), signal.SIGKILL)
+    agent.wait_for(ProcessEnded, id="lost")
+    assert agent.run("again", program("exit_with", 0)).code == 0
+    agent.tell(EndNode())
+    assert agent.ended() == ""
+    assert agent.kept_server == 0
+
+
+@pytest.mark.parametrize("loaded", ["preload", "storage"])
+def test_a_server_is_not_kept_where_code_of_the_users_is_loaded(
+    start: Callable[..., Node], tmp_path: Path, loaded: str
+) -> None:
+    (tmp_path / "users_backend.py").write_text(
+        "def of(path):\n    import powertrain.storage\n    return powertrain.storage.open_storage(path)\n"
+    )
+    spec: dict[str, Any] = {"import_path": [str(tmp_path)]}
+    if loaded == "preload":
+        spec["preload"] = ["users_backend"]
+    else:
+        spec |= stored(tmp_path, "users_backend")
+    agent = start(keeps_server=True, **spec)
+    assert agent.wait_for(NodeReady).problem == ""
+    agent.wait_for_a_process("still there")
+    agent.tell(EndNode())
+    assert agent.ended() == ""
+    assert agent.kept_server == 0
+
+
+def stored(place: Path, module: str) -> dict[str, Any]:
+    """What the driver sends of a storage that is made by a function of the user's, with the proof that is in it."""
+
+    class Made:
+        def __reduce__(self) -> Any:
+            return sys.modules[module].of, (str(place / "storage"),)
+
+    open_storage(place / "storage").put(node_storage.proof_key("proof"), b"proof")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(place))
+        importlib.import_module(module)
+        try:
+            return {"storage": pickle.dumps(Made()), "proof": "proof", "answer": "answer"}
+        finally:
+            del sys.modules[module]
+
+
 def test_an_agent_that_is_killed_leaves_nothing(start: Callable[..., Node], tmp_path: Path) -> None:
     agent = start()
     agent.wait_for(NodeReady)
@@ -356,7 +433,7 @@ def test_an_agent_that_cannot_reach_its_driver_ends_with_the_address_it_tried(
 # --------------------------------------------------------------------------- what is wrong with a node
 
 
-def test_another_version_of_the_library_is_told_and_nothing_is_made(
+def test_another_version_of_the_library_is_reported_and_nothing_is_made(
     start: Callable[..., Node], tmp_path: Path
 ) -> None:
     agent = start(version="0.0.1")
@@ -365,7 +442,7 @@ def test_another_version_of_the_library_is_told_and_nothing_is_made(
     assert not (tmp_path / "runtime").exists()
 
 
-def test_directories_that_cannot_be_made_are_told(start: Callable[..., Node], tmp_path: Path) -> None:
+def test_directories_that_cannot_be_made_are_reported(start: Callable[..., Node], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     agent = start(runtime=tmp_path / "file" / "runtime")
     problem = agent.wait_for(NodeReady).problem
@@ -386,7 +463,7 @@ def test_an_agent_on_the_drivers_machine_uses_the_drivers_directories_and_keeps_
         remove_runtime_directory(runtime)
 
 
-# --------------------------------------------------------------------------- directories that are somebody else's too
+# --------------------------------------------------------------------------- directories that are shared with others
 
 
 def end(agent: Node) -> None:
@@ -655,7 +732,7 @@ def test_a_module_of_the_launch_directory_imports_on_a_node_without_that_directo
     assert (tmp_path / "cache" / "rows" / "block").read_bytes() == b"rows"
 
 
-def test_files_that_cannot_be_unpacked_are_told(start: Callable[..., Node]) -> None:
+def test_files_that_cannot_be_unpacked_are_reported(start: Callable[..., Node]) -> None:
     agent = start()
     agent.wait_for(NodeReady)
     agent.bring({node_files.LAUNCH: b"no archive"})

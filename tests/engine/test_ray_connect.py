@@ -43,7 +43,7 @@ def without_ray(environment: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @contextlib.contextmanager
 def unused_port() -> Iterator[int]:
-    """One that nobody listens on, and nobody else can take."""
+    """A port without a listener that no other process can take."""
     with socket.socket() as held:
         held.bind(("", 0))
         yield held.getsockname()[1]
@@ -53,7 +53,7 @@ def unused_port() -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_who_only_asks_joins_no_cluster_that_it_has_left() -> None:
+def test_a_query_joins_no_cluster_that_its_process_has_left() -> None:
     """Ray joins one, or starts one, with whatever it is asked; and an engine may be about to ask when its process
     leaves. The first test of this file: later ones are connected."""
     with client.without_joining():
@@ -67,11 +67,11 @@ def test_who_only_asks_joins_no_cluster_that_it_has_left() -> None:
         ray.put(1)
 
 
-# --------------------------------------------------------------------------- nobody is there
+# --------------------------------------------------------------------------- no cluster at the address
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_an_address_where_nobody_answers_is_one_error() -> None:
+def test_an_address_without_an_answer_is_one_error() -> None:
     with (
         unused_port() as port,
         pytest.raises(
@@ -177,7 +177,7 @@ class TestConnected:
 # --------------------------------------------------------------------------- what is said and checked
 
 
-def test_a_cluster_that_was_started_for_the_script_is_told() -> None:
+def test_a_cluster_that_was_started_for_the_script_is_reported() -> None:
     code = (
         "from powertrain.engine.ray.client import connect\n"
         "connect(num_cpus=1, include_dashboard=False, _temp_dir=__import__('sys').argv[1])\n"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.ray_nodes import RayNodes
 
-from powertrain.engine.base import Engine, Slot, SlotLost, SlotShape
+from powertrain.engine.base import Capacity, Engine, Slot, SlotLost, SlotShape
 from powertrain.engine.local.runtime_directories import make_runtime_directory, remove_runtime_directory
-from powertrain.testing.engine_contract import ProcessContract, Stage
+from powertrain.testing.engine_contract import PATIENCE, ProcessContract, Stage
 
 pytest.importorskip("ray")
 ONE_CUSTOM = SlotShape(cpus=0.0, custom={"custom": 4.0}, explicit=True)
@@ -21,6 +22,16 @@ def runtime() -> Iterator[Path]:
     directory = make_runtime_directory("contract")
     yield directory
     remove_runtime_directory(directory)
+
+
+def await_free(shape: SlotShape) -> None:
+    """Wait until there is room for a slot of this shape."""
+    from powertrain.engine.ray import capacity, client
+
+    deadline = time.monotonic() + PATIENCE
+    while capacity.fitting(client.nodes(), shape, 1) == 0:
+        assert time.monotonic() < deadline, client.nodes()
+        time.sleep(0.02)
 
 
 class TestRayEngine(ProcessContract):
@@ -47,6 +58,8 @@ class TestRayEngine(ProcessContract):
         return lambda: stage.engine.release(slots)
 
     def changing_capacity(self, stage: Stage) -> tuple[SlotShape, Callable[[], None]]:
+        await_free(ONE_CUSTOM)  # Ray may still count as held what the test before has released
+
         def change() -> None:
             self.other.request(1, ONE_CUSTOM)
 
@@ -65,3 +78,9 @@ class TestRayEngine(ProcessContract):
         (slot,) = stage.slots(1, SlotShape(gang=False))
         ray.kill(stage.engine._placing.holder_of(slot).actor)  # type: ignore[attr-defined]
         assert "held its resources" in stage.wait_for(SlotLost, slot).reason
+
+    def test_resources_that_this_process_has_just_released_count_as_free(self, stage: Stage) -> None:
+        await_free(ONE_CUSTOM)
+        stage.engine.release(stage.slots(1, ONE_CUSTOM))  # Ray counts them as held for a tenth of a second
+        stage.engine.watch_capacity(ONE_CUSTOM, 1)
+        assert stage.wait_for(Capacity).count == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.ray_nodes import RayNodes
+from tests.ray_nodes import RayNodes, idle_agents
 
 from powertrain.engine.base import Capacity, ClaimRefused, Exited, Granted, SlotLost, SlotShape, Waiting
 from powertrain.engine.local.runtime_directories import make_runtime_directory, remove_runtime_directory
@@ -155,7 +155,7 @@ def test_a_bundle_on_a_node_that_is_drained_is_not_used_again(
     assert other.node == spare
 
 
-def test_a_group_that_somebody_removes_while_it_is_waited_for_is_a_refusal(
+def test_a_group_that_is_removed_while_it_is_waited_for_is_a_refusal(
     start: Callable[..., Stage], ray_cluster: RayNodes
 ) -> None:
     from ray.util.placement_group import get_placement_group, remove_placement_group
@@ -170,7 +170,7 @@ def test_a_group_that_somebody_removes_while_it_is_waited_for_is_a_refusal(
     assert "removed" in refused.reason
 
 
-def test_workers_come_after_what_the_trainer_asks_for_itself(
+def test_workers_are_placed_after_the_trainer_itself(
     start: Callable[..., Stage], node: Callable[[], str], fault: str
 ) -> None:
     node()
@@ -232,7 +232,7 @@ def test_a_storage_that_hiccups_before_the_proof_is_asked_again(
     assert not stage.all_of(ClaimRefused)
 
 
-def test_a_proof_that_cannot_be_swept_fails_nobody(
+def test_a_proof_that_cannot_be_swept_fails_no_run(
     start: Callable[..., Stage],
     ray_cluster: RayNodes,
     tmp_path: Path,
@@ -242,6 +242,63 @@ def test_a_proof_that_cannot_be_swept_fails_nobody(
     stage.slots(1)
     stage.engine.close()
     assert "'probe' stays in" in caplog.text
+
+
+# --------------------------------------------------------------------------- agents of earlier runs
+
+
+@pytest.fixture
+def ended_idle_agents(
+    start: Callable[..., Stage], ray_cluster: RayNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle agents whose processes have ended, of which this process does not know."""
+    from powertrain.engine.ray import agents
+    from powertrain.engine.ray import idle_agents as module
+
+    class Forgetless(module.IdleAgents):
+        def forget(self, gone: module.IdleAgent) -> None:
+            """Ray's message has not come yet."""
+
+    kept = Forgetless()
+    monkeypatch.setattr(module, "idle_agents", kept)
+    monkeypatch.setattr(agents, "idle_agents", kept)
+    stage = start()
+    stage.engine.fork(stage.slots(1)[0], program("exit_with", 0))
+    stage.wait_for(Exited)
+    stage.engine.close()
+    pids = idle_agents().values()
+    assert pids
+    for pid in pids:
+        psutil.Process(pid).kill()
+
+
+@pytest.mark.usefixtures("ended_idle_agents")
+def test_an_idle_agent_that_has_ended_is_replaced(start: Callable[..., Stage]) -> None:
+    stage = start()
+    stage.slots(1)
+    assert not stage.all_of(SlotLost)
+
+
+@pytest.mark.usefixtures("ended_idle_agents")
+def test_a_node_that_is_gone_when_its_idle_agent_is_to_be_replaced_is_lost(
+    start: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from powertrain.engine.ray import agents, client
+
+    replaced = []
+    replace = agents.Agents._replace
+
+    def without_nodes(self: agents.Agents, gone: agents.Agent) -> None:
+        replaced.append(gone.node)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client, "alive", list)
+            replace(self, gone)
+
+    monkeypatch.setattr(agents.Agents, "_replace", without_nodes)
+    monkeypatch.setattr(agents, "_RETRY_NODE_DELAY_S", 0.0)
+    stage = start()
+    stage.slots(1)  # where it is placed again
+    assert len(replaced) == 1
 
 
 # --------------------------------------------------------------------------- the cluster itself

@@ -170,7 +170,7 @@ def test_only_what_is_missing_is_named_with_how_much_is_free() -> None:
     assert missing(TWO_GPUS, others, {"GPU": 2, "CPU": 8, "license": 2}) == {"GPU": 1}
 
 
-def test_a_gpu_that_two_jobs_number_alike_is_told_apart_by_its_identity() -> None:
+def test_a_gpu_that_two_jobs_number_alike_is_distinguished_by_its_identity() -> None:
     mine = Machine(cpus=1, gpus=("g",), visible=("0",), uuids=("GPU-a",))
     assert free_gpus(mine, [holding(("GPU-b",))]) == ("0",)
     assert free_gpus(mine, [holding(("GPU-a",))]) == ()

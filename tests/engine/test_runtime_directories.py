@@ -1,4 +1,4 @@
-"""Directories for sockets and scratch: nobody else's, removed when nobody holds them, and never before."""
+"""Directories for sockets and scratch: private, removed when no process holds them, and never before."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_directory_in_use_stays_where_its_process_cannot_be_seen(monkeypatch: 
     assert not mine.exists()
 
 
-def test_a_directory_that_nobody_holds_is_swept(root: Path) -> None:
+def test_a_directory_that_no_process_holds_is_swept(root: Path) -> None:
     abandoned = Path(make_elsewhere("import os; os._exit(1)"))
     assert abandoned.parent == root
     assert abandoned.is_dir()

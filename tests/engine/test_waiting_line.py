@@ -1,4 +1,4 @@
-"""Whose turn it is: nothing twice, nobody passed by one who wants the same, nothing idle for nobody's sake."""
+"""The order of claims: nothing given twice, no claim passed by one for the same, nothing idle without a reason."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Line(RuleBasedStateMachine):
 
     @invariant()
     def nothing_lies_idle(self) -> None:
-        """Who stands behind nobody that wants the same has what he wants as soon as it is there."""
+        """A claim behind no other for the same is granted as soon as its resources are free."""
         found = shares(self.held, self.line)
         for index, (waiting, share) in enumerate(zip(self.line, found, strict=True)):
             alone = not any(contend(waiting, other) for other in self.line[:index])
@@ -149,7 +149,7 @@ def test_cpus_are_contended_for_unless_the_cores_are_known_to_be_others() -> Non
     assert contend(wish(low, CPU=1), wish(unknown, CPU=1))
 
 
-def test_who_may_take_what_is_left_beside_an_earlier_one_that_has_not_looked_yet() -> None:
+def test_which_claim_may_take_the_rest_beside_an_earlier_one_that_has_not_looked_yet() -> None:
     first, second = shares([], [wish(pid=1, GPU=1), wish(pid=2, GPU=3)])
     assert first is not None
     assert second is not None
@@ -159,7 +159,7 @@ def test_who_may_take_what_is_left_beside_an_earlier_one_that_has_not_looked_yet
 # --------------------------------------------------------------------------- how much room there is
 
 
-def test_the_room_is_what_is_neither_held_nor_wanted_by_one_who_waits() -> None:
+def test_free_room_is_neither_held_nor_wanted_by_a_waiting_claim() -> None:
     shape = SlotShape(gpus=1)
     assert room(ALL, shape, [holding("run a", 1, "a")], []) == 3
     assert room(ALL, shape, [holding("run a", 1, "a")], [wish(GPU=2), wish(license=3)]) == 1
@@ -200,7 +200,7 @@ def test_the_room_is_what_is_neither_held_nor_wanted_by_one_who_waits() -> None:
         ),
     ],
 )
-def test_one_who_waits_is_told_for_what_and_for_whom(
+def test_a_waiting_claim_learns_for_which_resources_and_which_holder(
     wanted: dict[str, Any], held: list[Holding], place: QueuePosition, words: str
 ) -> None:
     assert reason(wish(**wanted), held, place) == words
@@ -215,7 +215,7 @@ def test_a_holder_on_other_cores_is_not_said_to_be_in_the_way() -> None:
     assert words == "waiting for 1 CPU held by run 0 (pid 0 on here); 1st in line"
 
 
-def test_the_place_in_line_counts_those_who_want_the_same() -> None:
+def test_the_place_in_line_counts_claims_that_want_the_same() -> None:
     line = [wish(pid=1, GPU=1), wish(pid=2, license=1), wish(pid=3, GPU=2), wish(pid=4, GPU=1, license=1)]
     found = [(place.number, place.behind.pid if place.behind else None) for place in places(line)]
     assert found == [(1, None), (1, None), (2, 1), (4, 3)]

@@ -1,4 +1,4 @@
-"""The warm server and its driver: whoever dies, nothing is left."""
+"""The warm server and its driver: whichever dies, nothing is left."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stage(server: WarmServer) -> Iterator[Stage]:
     engine.close()
 
 
-def test_what_is_forked_from_a_server_that_is_not_warm_yet_tells_how_long_that_was_waited_for(
+def test_a_process_forked_from_a_server_that_is_not_warm_yet_reports_how_long_it_waited(
     server: WarmServer, stage: Stage
 ) -> None:
     (slot,) = stage.slots()
@@ -185,7 +185,7 @@ def test_a_server_apart_is_no_child_of_this_process_and_ends_what_it_forked_all_
 
 DRIVER = """
 import signal, sys, time
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may have it ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the launcher of the tests may have ignored it
 sys.modules["torch"] = None
 from powertrain.engine.base import Granted, ProcessSpec, SlotShape
 from powertrain.engine.local.engine import LocalEngine

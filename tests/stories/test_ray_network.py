@@ -210,7 +210,7 @@ def test_a_killed_driver_leaves_nothing_on_other_machines(fits: Any, nodes: Node
 
 
 def rank_on(node: NetworkNode, fits: Any) -> tuple[int, dict[str, Any]]:
-    """The rank of the first attempt that lies on a node, and what it told of itself."""
+    """The rank of the first attempt that lies on a node, and what it recorded of itself."""
     return next((rank, p) for rank, p in enumerate(places(fits.directory, 0, 2)) if p["host"] == node.name)
 
 

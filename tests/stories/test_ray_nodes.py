@@ -275,7 +275,7 @@ def await_free_pairs(amount: float) -> None:
         time.sleep(0.05)
 
 
-def test_what_the_trainer_asks_for_itself_is_held_beside_the_workers_and_given_back(
+def test_resources_of_the_trainer_itself_are_held_beside_the_workers_and_given_back(
     start: Callable[..., Stage], pair: Pair
 ) -> None:
     await_free_pairs(4)
@@ -368,7 +368,7 @@ class OpenHub(Hub):
         super()._receive(route, frame)
 
 
-def test_two_runs_share_a_cluster_and_neither_hears_what_is_not_its_own(
+def test_two_runs_share_a_cluster_and_neither_gets_messages_of_the_other(
     fits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "Hub", OpenHub)

@@ -143,12 +143,12 @@ def refuse_missing_sources(run: RunConfig) -> None:
 
 def refuse_process_options(run: RunConfig, engine: EngineTraits) -> None:
     """Refuse options about a rank's output and directory on engines that do not start its process."""
-    asked = [
+    options = [
         name
         for name, value in (("log_to_file=True", run.log_to_file), ("working_dir=...", run.working_dir))
         if value
     ]
-    if asked:
+    if options:
         instead = f"{engine.name} owns the output and the directory of its processes. Leave it out"
         if engine.shares_driver_process:
             instead = (
@@ -158,7 +158,7 @@ def refuse_process_options(run: RunConfig, engine: EngineTraits) -> None:
         elif engine.has_launcher:
             instead += ", and see torchrun's --log-dir and --redirects"
         raise ConfigError(
-            f"RunConfig({', '.join(asked)}) does nothing on the {engine.name} engine. {instead}."
+            f"RunConfig({', '.join(options)}) does nothing on the {engine.name} engine. {instead}."
         )
 
 

@@ -69,8 +69,8 @@ def _ray_is_chosen(scaling: ScalingConfig) -> bool:
     """Return True when something other than the engine's name selects a Ray cluster."""
     from powertrain.tasks import is_on_ray
 
-    asked = scaling.engine_options.keys() & {"address", "runtime_env"} or scaling.label_selector
-    return bool(asked) or is_on_ray()
+    options = scaling.engine_options.keys() & {"address", "runtime_env"} or scaling.label_selector
+    return bool(options) or is_on_ray()
 
 
 def _require_ray() -> None:

@@ -86,12 +86,12 @@ def most_workers(limits: Iterable[Limit], at_most: int, *, connected: bool, star
 
 
 def problem(
-    asked: str, workers: int, limits: Iterable[Limit], *, connected: bool, starts_processes: bool
+    setting: str, workers: int, limits: Iterable[Limit], *, connected: bool, starts_processes: bool
 ) -> str:
     """Return the reason why this machine cannot hold a run, in two sentences; "" where it can.
 
     Args:
-        asked: The user's setting, such as ``"ScalingConfig(num_workers=8)"``.
+        setting: The user's setting, such as ``"ScalingConfig(num_workers=8)"``.
         workers: The largest number of workers.
         limits: The machine's limits.
         connected: See :func:`need_of`.
@@ -106,4 +106,5 @@ def problem(
     amount = _WORDS[limit.kind].format(amount=getattr(need, limit.kind))
     in_use = f", of which {limit.used:,} are in use" if limit.used else ""
     fewer = f", or ask for at most {fit:,} worker(s)" if fit else ""
-    return f"{asked} needs at least {amount}, and {limit.name} allows {limit.amount:,}{in_use}. {limit.remedy}{fewer}."
+    allowed = f"{limit.name} allows {limit.amount:,}{in_use}"
+    return f"{setting} needs at least {amount}, and {allowed}. {limit.remedy}{fewer}."

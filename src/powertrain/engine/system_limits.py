@@ -19,18 +19,18 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
 
 
-def check_limits(asked: str, workers: int, *, connected: bool, starts_processes: bool) -> None:
+def check_limits(setting: str, workers: int, *, connected: bool, starts_processes: bool) -> None:
     """Raise :class:`ResourceError` where a limit of this machine does not allow a run with so many workers.
 
     Args:
-        asked: The user's setting, such as ``"ScalingConfig(num_workers=8)"``.
+        setting: The user's setting, such as ``"ScalingConfig(num_workers=8)"``.
         workers: The largest number of workers.
         connected: True when each worker is connected with all others, by a process group of torch.
         starts_processes: True when the workers are processes that are started on this machine.
     """
     tasks = need_of(workers, connected=connected, starts_processes=starts_processes).tasks
     limits = list(read_limits(tasks))
-    if text := problem(asked, workers, limits, connected=connected, starts_processes=starts_processes):
+    if text := problem(setting, workers, limits, connected=connected, starts_processes=starts_processes):
         raise ResourceError(text)
 
 

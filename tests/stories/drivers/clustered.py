@@ -34,6 +34,19 @@ def tell_place() -> tuple[int, int]:
     return rank, attempt
 
 
+def tells_its_place(config: dict[str, Any]) -> None:
+    """One report, and the end."""
+    tell_place()
+    powertrain.report({"step": 1})
+
+
+def fails_at_its_place(config: dict[str, Any]) -> None:
+    """An error of the user's, once both ranks have recorded their place."""
+    tell_place()
+    story.await_told("place-0-0", "place-0-1")
+    raise ValueError("no good")
+
+
 def reports_until_told(config: dict[str, Any]) -> None:
     """Every report has a share of every rank. Ranks do not wait for each other."""
     rank, attempt = tell_place()

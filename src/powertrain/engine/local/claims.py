@@ -89,8 +89,8 @@ def write_claim(directory: Path, holding: Holding) -> OwnFile:
     return OwnFile(directory / _own_name(), holding)
 
 
-def write_ticket(directory: Path, number: int, asked: ResourceRequest) -> OwnFile:
-    return OwnFile(directory / f"line-{number:012d}-{_own_name()}", asked)
+def write_ticket(directory: Path, number: int, request: ResourceRequest) -> OwnFile:
+    return OwnFile(directory / f"line-{number:012d}-{_own_name()}", request)
 
 
 def _own_name() -> str:

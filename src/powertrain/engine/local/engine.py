@@ -161,7 +161,7 @@ class LocalEngine:
         self._output.add(slot, read, spec.log_path)
         self._dumps[slot.id] = (spec.title, spec.stacks)
         id = self._processes[slot.id] = f"p{next(_numbers)}"
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         # Keeps the process's resources claimed until it is gone, even if this process is killed before it.
         claim = _ledger.lend(slot.id.rsplit("/", 1)[0])
         try:
@@ -169,7 +169,7 @@ class LocalEngine:
                 id,
                 spec,
                 write,
-                started=lambda pid: self._started(slot, pid, asked),
+                started=lambda pid: self._started(slot, pid, requested_at),
                 ended=lambda pid, code, oom: self._ended(slot, pid, code, oom),
                 claim=claim,
             )
@@ -265,9 +265,9 @@ class LocalEngine:
             self.release(slots)
         self._events(Granted(claim.id, slots))
 
-    def _started(self, slot: Slot, pid: int, asked: float) -> None:
+    def _started(self, slot: Slot, pid: int, requested_at: float) -> None:
         self._pids[slot.id] = pid
-        self._events(Started(slot, pid, *self._server.kept_waiting(asked)))
+        self._events(Started(slot, pid, *self._server.kept_waiting(requested_at)))
 
     def _ended(self, slot: Slot, pid: int, code: int, oom: bool) -> None:
         self._output.drain(slot)

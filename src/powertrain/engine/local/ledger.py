@@ -59,7 +59,7 @@ class SlotRequest:
     shape: SlotShape
 
     @cached_property
-    def asked(self) -> ResourceRequest:
+    def resources(self) -> ResourceRequest:
         wanted = counted(self.shape, self.count)
         return ResourceRequest(
             run=self.run, host=self.host, pid=os.getpid(), wanted=wanted, machine=self.machine
@@ -67,7 +67,7 @@ class SlotRequest:
 
     def holding(self, slots: int, gpus: Sequence[str]) -> Holding:
         """Return its holding with ``slots`` of its slots and these entries of ``machine.visible``."""
-        return waiting_line.holding_of(self.asked, counted(self.shape, slots), gpus)
+        return waiting_line.holding_of(self.resources, counted(self.shape, slots), gpus)
 
 
 @dataclass(eq=False)
@@ -176,7 +176,7 @@ class Ledger:
 
         Raises :class:`EngineError`, with nothing held or queued, where claims cannot be written down.
         """
-        if not request.asked.wanted:
+        if not request.resources.wanted:
             granted(())
             return
         newcomer = _Waiting(request, granted, waits)
@@ -258,16 +258,16 @@ class Ledger:
             found = claims.read(directory, {file.name for file in self._own_files()})
             line = self._line_with(found, newcomer)
             held = [*found.held, *(held.holding for held in self._held.values())]
-            shares = waiting_line.shares(held, [asked for asked, _ in line])
+            shares = waiting_line.shares(held, [resources for resources, _ in line])
             left = list[tuple[ResourceRequest, _Waiting | None]]()
-            for (asked, waiting), share in zip(line, shares, strict=True):
+            for (resources, waiting), share in zip(line, shares, strict=True):
                 if waiting is None or share is None:
-                    left.append((asked, waiting))
+                    left.append((resources, waiting))
                 else:
                     self._take(directory, waiting, share)
             if newcomer and any(waiting is newcomer for _, waiting in left):
                 newcomer.number = 1 + max([found.last, *(waiting.number for waiting in self._queue)])
-                newcomer.ticket = claims.write_ticket(directory, newcomer.number, newcomer.request.asked)
+                newcomer.ticket = claims.write_ticket(directory, newcomer.number, newcomer.request.resources)
                 self._queue.append(newcomer)
         return _LedgerView(found.names, found.held, [held.holding for held in self._held.values()], left)
 
@@ -276,12 +276,12 @@ class Ledger:
     ) -> list[tuple[ResourceRequest, _Waiting | None]]:
         """Return all waiting requests in the order of their numbers, the newcomer last."""
         numbered: list[tuple[int, ResourceRequest, _Waiting | None]] = [
-            *((number, asked, None) for number, asked in found.line),
-            *((waiting.number, waiting.request.asked, waiting) for waiting in self._queue),
+            *((number, resources, None) for number, resources in found.line),
+            *((waiting.number, waiting.request.resources, waiting) for waiting in self._queue),
         ]
         numbered.sort(key=lambda entry: entry[0])
-        line = [(asked, waiting) for _, asked, waiting in numbered]
-        return [*line, (newcomer.request.asked, newcomer)] if newcomer else line
+        line = [(resources, waiting) for _, resources, waiting in numbered]
+        return [*line, (newcomer.request.resources, newcomer)] if newcomer else line
 
     def _take(self, directory: Path, waiting: _Waiting, share: Holding) -> None:
         """Grant a claim of this process. Where its file cannot be written it keeps waiting."""
@@ -317,7 +317,11 @@ class Ledger:
             if held.request.owner == watch.owner and held.request.shape == watch.shape
         ]
         taken = [*view.others, *(held.holding for held in self._held.values() if held not in own)]
-        first = [asked for asked, waiting in view.line if not waiting or waiting.request.owner != watch.owner]
+        first = [
+            resources
+            for resources, waiting in view.line
+            if not waiting or waiting.request.owner != watch.owner
+        ]
         room = waiting_line.room(watch.machine, watch.shape, taken, first)
         return max(sum(held.slots for held in own), room)
 
@@ -411,12 +415,12 @@ class _Closing:
 
 def _reasons(view: _LedgerView, slow: str) -> list[tuple[_Waiting, str]]:
     """Return each waiting claim's reason; ``slow`` is the reason why inotify cannot be used, or ""."""
-    held, line = [*view.others, *view.own], [asked for asked, _ in view.line]
+    held, line = [*view.others, *view.own], [resources for resources, _ in view.line]
     looked = (
         f" (looked at every {POLL_INTERVAL_S:g} s, because inotify cannot be used: {slow})" if slow else ""
     )
     return [
-        (waiting, waiting_line.reason(asked, held, place) + looked)
-        for (asked, waiting), place in zip(view.line, waiting_line.places(line), strict=True)
+        (waiting, waiting_line.reason(resources, held, place) + looked)
+        for (resources, waiting), place in zip(view.line, waiting_line.places(line), strict=True)
         if waiting is not None
     ]

@@ -58,8 +58,8 @@ class _Reach:
         return "CPU" in names and not (known and self.cores.isdisjoint(other.cores))
 
 
-def _reach(asked: ResourceRequest) -> _Reach:
-    machine, names = asked.machine, frozenset(asked.wanted)
+def _reach(request: ResourceRequest) -> _Reach:
+    machine, names = request.machine, frozenset(request.wanted)
     return _Reach(
         names,
         frozenset(machine.identities if "GPU" in names else ()),
@@ -79,33 +79,33 @@ def shares(held: Iterable[Holding], line: Sequence[ResourceRequest]) -> list[Hol
     """
     given, found = list(held), list[Holding | None]()
     waiting: set[_Reach] = set()
-    for asked in line:
-        reach = _reach(asked)
-        if any(map(reach.meets, waiting)) or missing(asked.machine, given, asked.wanted):
+    for request in line:
+        reach = _reach(request)
+        if any(map(reach.meets, waiting)) or missing(request.machine, given, request.wanted):
             waiting.add(reach)
             found.append(None)
         else:
-            share = _share(asked, given)
+            share = _share(request, given)
             given.append(share)
             found.append(share)
     return found
 
 
-def _share(asked: ResourceRequest, held: Collection[Holding]) -> Holding:
+def _share(request: ResourceRequest, held: Collection[Holding]) -> Holding:
     """Return the holding of a request once it is met; there must be enough."""
-    gpus = free_gpus(asked.machine, held)[: int(asked.wanted.get("GPU", 0))]
-    return holding_of(asked, asked.wanted, gpus)
+    gpus = free_gpus(request.machine, held)[: int(request.wanted.get("GPU", 0))]
+    return holding_of(request, request.wanted, gpus)
 
 
-def holding_of(asked: ResourceRequest, amounts: Mapping[str, float], gpus: Iterable[str]) -> Holding:
+def holding_of(request: ResourceRequest, amounts: Mapping[str, float], gpus: Iterable[str]) -> Holding:
     """Return the holding of a request that has these amounts, and these entries of ``machine.visible``."""
     return Holding(
-        run=asked.run,
-        host=asked.host,
-        pid=asked.pid,
-        gpus=tuple(map(asked.machine.identity, gpus)),
+        run=request.run,
+        host=request.host,
+        pid=request.pid,
+        gpus=tuple(map(request.machine.identity, gpus)),
         amounts={name: amount for name, amount in amounts.items() if name != "GPU"},
-        cores=tuple(sorted(asked.machine.cores)) if "CPU" in amounts else (),
+        cores=tuple(sorted(request.machine.cores)) if "CPU" in amounts else (),
     )
 
 
@@ -114,8 +114,8 @@ def places(line: Sequence[ResourceRequest]) -> list[QueuePosition]:
     found = list[QueuePosition]()
     #: By reach: the number of requests so far, and the index of the last one in the queue.
     before: dict[_Reach, tuple[int, int]] = {}
-    for index, asked in enumerate(line):
-        reach = _reach(asked)
+    for index, request in enumerate(line):
+        reach = _reach(request)
         ahead = [seen for other, seen in before.items() if reach.meets(other)]
         number = 1 + sum(count for count, _ in ahead)
         found.append(QueuePosition(number, line[max(last for _, last in ahead)] if ahead else None))
@@ -128,21 +128,21 @@ def room(
 ) -> int:
     """Return the number of slots of a shape that fit beside what is held and what the queue wants."""
     one = ResourceRequest(run="", host="", pid=0, wanted=counted(shape, 1), machine=machine)
-    return slots_free(machine, shape, held, [asked.wanted for asked in line if contend(one, asked)])
+    return slots_free(machine, shape, held, [request.wanted for request in line if contend(one, request)])
 
 
 # --------------------------------------------------------------------------- in words
 
 
-def reason(asked: ResourceRequest, held: Sequence[Holding], place: QueuePosition) -> str:
+def reason(request: ResourceRequest, held: Sequence[Holding], place: QueuePosition) -> str:
     """ "waiting for 1 GPU held by run digits (pid 7 on here); 2nd in line, behind run letters (pid 8 on here)"."""
-    lacking = missing(asked.machine, held, asked.wanted)
+    lacking = missing(request.machine, held, request.wanted)
     parts = [
         _amount(name, amount) + (f" ({lacking[name]:g} free)" if lacking.get(name) else "")
-        for name, amount in asked.wanted.items()
+        for name, amount in request.wanted.items()
         if not lacking or name in lacking
     ]
-    holders = [_describe_owner(holding) for holding in held if _holds(holding, asked.machine, lacking)]
+    holders = [_describe_owner(holding) for holding in held if _holds(holding, request.machine, lacking)]
     by = f" held by {_listed(list(dict.fromkeys(holders)))}" if holders else ""
     behind = f", behind {_describe_owner(place.behind)}" if place.behind else ""
     return f"waiting for {' and '.join(parts)}{by}; {_ordinal(place.number)} in line{behind}"

@@ -197,9 +197,9 @@ class WarmServer:
         """Register directories that the server removes should this process die; an empty list unregisters them, also
         from servers that have taken them over."""
         _sweeps[id] = list(paths)
-        told = [self] if paths else {self, *_shared, *_of_runs, *_of_calls}
+        servers = [self] if paths else {self, *_shared, *_of_runs, *_of_calls}
         sweep = self._protocol.Sweep(id=id, paths=_sweeps[id] or _sweeps.pop(id))
-        for server in told:
+        for server in servers:
             server._send(sweep)
 
     def take_over_sweeps(self) -> None:

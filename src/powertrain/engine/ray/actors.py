@@ -6,12 +6,16 @@ import asyncio
 import json
 import os
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import ray
+
+if TYPE_CHECKING:
+    from powertrain.engine.local.warm_server import WarmServer
 
 
 @dataclass(frozen=True)
@@ -82,22 +86,31 @@ def slot_actor(runtime_env: Mapping[str, Any], needs: Mapping[str, float], **opt
     )
 
 
+@dataclass(frozen=True)
+class AgentEnd:
+    """The end of a run on one node."""
+
+    #: Why the agent never reached the run, "" where it did.
+    unreachable: str
+    #: True where the actor can serve another run.
+    is_clean: bool
+
+
 class AgentActor:
-    """The node's agent, in a process that the node's raylet started and ends."""
+    """The node's agent, in a process that the node's raylet started and ends. It serves one run after the other."""
 
-    def __init__(self, spec: bytes) -> None:
-        """``spec`` is an encoded :class:`NodeSpec`."""
-        from powertrain.engine.ray.node.agent import NodeAgent
-        from powertrain.engine.ray.node.spec import NodeSpec  # not needed by actors that only hold resources
-
-        working_dir, is_of_job = self._working_dir()
+    def __init__(self) -> None:
+        self._working_dir, self._is_of_job = self._find_working_dir()
         os.chdir("/")  # its directory may be one that goes with the job
         # Ray's debugger is for its own processes, and workers are none.
         os.environ.pop("PYTHONBREAKPOINT", None)
-        self._agent = NodeAgent(msgspec.msgpack.decode(spec, type=NodeSpec), working_dir, is_of_job=is_of_job)
+        self._server: WarmServer | None = None
+        self._changed = threading.Condition()
+        #: How many runs have begun here, whether one goes on, and whether none may begin any more. Guarded.
+        self._runs, self._is_running, self._is_ending = 0, False, False
 
     @staticmethod
-    def _working_dir() -> tuple[str, bool]:
+    def _find_working_dir() -> tuple[str, bool]:
         """Return the path of the ``working_dir`` of a ``runtime_env``, "" where none was given; and True where it is
         the whole job's. Call before this process changes its directory."""
         given = ray.get_runtime_context().runtime_env.get("working_dir")
@@ -106,9 +119,38 @@ class AgentActor:
         of_job = json.loads(job.runtime_env_info.serialized_runtime_env or "{}").get("working_dir")
         return (os.getcwd(), given == of_job) if given else ("", False)
 
-    def run(self) -> str:
-        """Returns when everything on the node is over: with why the run was never reached, or ""."""
-        return self._agent.run()
+    def run(self, spec: bytes) -> AgentEnd:
+        """Serve a run, given an encoded :class:`NodeSpec`. Returns when everything of it on the node is over."""
+        from powertrain.engine.ray.node.agent import NodeAgent
+        from powertrain.engine.ray.node.spec import NodeSpec  # not needed by actors that only hold resources
+
+        with self._changed:
+            if self._is_ending:
+                raise RuntimeError("This agent has ended, since no run came in time.")
+            self._runs, self._is_running = self._runs + 1, True
+            self._changed.notify_all()
+        server, self._server = self._server, None
+        self._agent = NodeAgent(
+            msgspec.msgpack.decode(spec, type=NodeSpec),
+            self._working_dir,
+            is_of_job=self._is_of_job,
+            server=server,
+            keeps_server=True,
+        )
+        unreachable = self._agent.run()
+        self._server = self._agent.kept_server
+        with self._changed:
+            self._is_running = False
+        return AgentEnd(unreachable, is_clean=self._server is not None)
+
+    def rest(self, seconds: float) -> None:
+        """End this process unless a run comes within so many seconds."""
+        with self._changed:
+            before = self._runs
+            if self._changed.wait_for(lambda: self._is_running or self._runs > before, seconds):
+                return
+            self._is_ending = True
+        ray.actor.exit_actor()  # type: ignore[no-untyped-call]
 
     def bring(self, parcels: Mapping[str, Any]) -> None:
         """Unpack archives, given as references, each at its place."""

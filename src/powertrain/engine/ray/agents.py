@@ -11,7 +11,7 @@ import pickle
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,8 +21,10 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from powertrain.engine.ray import client
-from powertrain.engine.ray.actors import AgentActor
+from powertrain.engine.ray import idle_agents as idle
+from powertrain.engine.ray.actors import AgentActor, AgentEnd
 from powertrain.engine.ray.client import RayThread
+from powertrain.engine.ray.idle_agents import AgentKind, idle_agents, kind_of
 from powertrain.engine.ray.node import agent as node
 from powertrain.engine.ray.node import files
 from powertrain.engine.ray.node import storage as node_storage
@@ -77,8 +79,11 @@ class Agent:
     ready: bool = False
     #: Once True, its messages are ignored.
     lost: bool = False
-    #: True once its actor has ended.
+    #: True once it serves this run no more, and where its actor can serve another.
     over: bool = False
+    is_clean: bool = False
+    #: True for an actor that has served an earlier run.
+    is_reused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,30 +172,43 @@ class Agents:
             if known is None or known.over:
                 self._start(id)
 
-    def _start(self, id: str) -> None:
+    def _start(self, id: str, *, anew: bool = False) -> bool:
+        """Start an agent, ``anew`` also where an idle one could be used. Return False for a node that is gone."""
         assert self._hub is not None
         facts = next((found for found in client.alive() if found["NodeID"] == id), None)
         if facts is None:
-            return
+            return False
         connection = self._hub.admit(deliver=lambda received: self._received(id, received))
-        kind: Any = ray.remote(AgentActor)
-        actor = kind.options(
-            num_cpus=0,
-            runtime_env=dict(self._options.runtime_env) or None,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
-            max_concurrency=2,
-        ).remote(msgspec.msgpack.encode(self._spec(connection, id, facts["NodeManagerAddress"])))
+        # The storage may fail here. An idle agent is taken after that, since it waits for a limited time.
+        spec = msgspec.msgpack.encode(self._spec(connection, id, facts["NodeManagerAddress"]))
+        idle_actor = None if anew else idle_agents.take(self._kind(), id)
         started = Agent(
             id,
-            actor,
+            idle_actor or self._new_actor(id),
             connection.keys.public,
             time.monotonic(),
             host=facts["NodeManagerHostname"],
             address=facts["NodeManagerAddress"],
+            is_reused=idle_actor is not None,
         )
         with self._changed:
             self._agents[id] = started
-        self._ray.then(actor.run.remote(), partial(self._ended, started))
+        self._ray.then(started.actor.run.remote(spec), partial(self._ended, started))
+        return True
+
+    def _new_actor(self, id: str) -> Any:
+        kind: Any = ray.remote(AgentActor)
+        return kind.options(
+            num_cpus=0,
+            runtime_env=dict(self._options.runtime_env) or None,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False),
+            max_concurrency=3,
+        ).remote()
+
+    def _kind(self) -> AgentKind:
+        options = self._options
+        job: str = ray.get_runtime_context().get_job_id()
+        return kind_of(job, options.runtime_env, options.preload, options.import_path)
 
     def _spec(self, connection: ConnectionInfo, id: str, address: str) -> NodeSpec:
         options = self._options
@@ -283,19 +301,32 @@ class Agents:
         what = problem.rstrip(".")
         self._sinks.refused(f"The node {found.host} cannot take part in the run: {what}. {advice}".rstrip())
 
-    def _ended(self, ended: Agent, unreachable: str | None, error: BaseException | None) -> None:
-        """``unreachable`` is why the agent has never come through to this process, where that is why it ended."""
+    def _ended(self, ended: Agent, end: AgentEnd | None, error: BaseException | None) -> None:
+        """Handle the end of an agent: its own result, or the error of its actor."""
         with self._changed:
-            ended.over = True
+            ended.over, ended.is_clean = True, end is not None and end.is_clean
             self._changed.notify_all()
         if self._ray.closing or ended.lost:
             return
-        if unreachable:
-            self._refuse(ended, unreachable, _OPEN_PORT)
-        elif isinstance(error, ray.exceptions.ActorDiedError) and error.actor_init_failed:
+        if end is not None and end.unreachable:
+            self._refuse(ended, end.unreachable, _OPEN_PORT)
+        elif ended.is_reused and not ended.greeted and error is not None:
+            self._replace(ended)
+        elif _has_never_run(ended, error):
             self._refuse(ended, f"the node's agent failed: {error}", "")
         else:
             self._lose(ended, f"the node {ended.host} is gone: the run's processes there have ended")
+
+    def _replace(self, gone: Agent) -> None:
+        """Start another agent in place of an idle one that had ended, or failed, before this run could use it."""
+        assert self._hub is not None
+        self._ray.kill(gone.actor)  # it may be alive, and only unreachable
+        if not self._start(gone.node, anew=True):
+            self._lose(gone, f"the node {gone.host} is gone")
+            return
+        self._hub.expel(gone.key)
+        with self._changed:
+            gone.lost = True
 
     def watch(self) -> None:
         """Declare agents lost after their timeout. Makes no Ray call: the Ray head may be the unresponsive part."""
@@ -347,10 +378,24 @@ class Agents:
                 lambda: all(found.over or found.lost for found in open_to_us), timeout=_END_TIMEOUT_S
             )
 
-    def leave(self) -> None:
-        """Remove all agents from the cluster. Called after the Ray thread has stopped."""
+    def leave(self, draining: Collection[str]) -> None:
+        """Keep the agents that can serve another run, and remove all others from the cluster, as well as those on nodes
+        that are draining. Called after the Ray thread has stopped."""
         for found in self._agents.values():
-            self._ray.kill(found.actor)
+            if found.node in draining or not (found.is_clean and self._keep(found)):
+                self._ray.kill(found.actor)
+
+    def _keep(self, found: Agent) -> bool:
+        """Keep an agent for the next run of this process; return False where Ray does not answer."""
+        try:
+            with client.without_joining():
+                ended = found.actor.rest.remote(idle.REST_S).future()
+                kept = idle_agents.keep(self._kind(), found.node, found.actor, idle.REST_S)
+        except Exception:  # this process leaves the cluster at this moment, which ends the actor
+            return False
+        # Ray ends an actor that is not referred to: so it ends also if the call does not reach it.
+        ended.add_done_callback(lambda _: idle_agents.forget(kept))
+        return True
 
     def sweep_storage(self) -> None:
         """Remove the probe files from the storage; a failure to do so does not fail the run."""
@@ -366,3 +411,10 @@ class Agents:
     def close_wire(self) -> None:
         if self._own_hub and self._hub is not None:
             self._hub.close()
+
+
+def _has_never_run(ended: Agent, error: BaseException | None) -> bool:
+    """Return whether an agent's actor failed before its first message."""
+    if isinstance(error, ray.exceptions.ActorDiedError):
+        return bool(error.actor_init_failed)
+    return isinstance(error, ray.exceptions.RayTaskError) and not ended.greeted

@@ -17,7 +17,7 @@ _SIZES = b"__autoscaler_cluster_config"
 _ONLY_LOOKED_AT = re.compile("node_[0-9a-f]{56}")
 #: The number of cluster state requests, ours included, since the round of a read-only second-generation autoscaler: it
 #: makes one for the round, one for the node types and one for the nodes.
-_ASKED_BY_ONE_THAT_LOOKS = 3
+_REQUESTS_OF_READ_ONLY_ROUND = 3
 _REPLY_TIMEOUT_S = 5.0
 
 
@@ -70,11 +70,11 @@ def _second_generation_scales(status: bytes) -> bool:
     if not reply.HasField("autoscaling_state"):
         return False
     report = reply.autoscaling_state
-    asked: int = (
+    requests: int = (
         reply.cluster_resource_state.cluster_resource_state_version
         - report.last_seen_cluster_resource_state_version
     )
-    return bool(report.pending_instance_requests) or 0 < asked < _ASKED_BY_ONE_THAT_LOOKS
+    return bool(report.pending_instance_requests) or 0 < requests < _REQUESTS_OF_READ_ONLY_ROUND
 
 
 def _messages() -> Any:

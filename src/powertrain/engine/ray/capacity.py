@@ -334,9 +334,11 @@ def _resource(name: str) -> str:
 
 def _selector_words(groups: Sequence[_Group]) -> str:
     """Such as "the labels zone=a and disk=!hdd", one after the other where workers have different ones."""
-    told = [" and ".join(f"{key}={value}" for key, value in wanted.items()) for wanted, _ in groups if wanted]
-    more = " or others" if len(told) > _SHOWN else ""
-    return f"the labels {' or '.join(told[:_SHOWN])}{more}" if told else "any labels"
+    described = [
+        " and ".join(f"{key}={value}" for key, value in wanted.items()) for wanted, _ in groups if wanted
+    ]
+    more = " or others" if len(described) > _SHOWN else ""
+    return f"the labels {' or '.join(described[:_SHOWN])}{more}" if described else "any labels"
 
 
 def _counted(count: int, noun: str) -> str:

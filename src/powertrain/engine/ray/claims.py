@@ -22,7 +22,7 @@ class RayClaim:
     id: str
     count: int
     shape: SlotShape
-    asked: float
+    requested_at: float
 
 
 @dataclass(eq=False)

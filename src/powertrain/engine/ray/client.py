@@ -38,6 +38,10 @@ _REPLY_TIMEOUT_S = 5.0
 TRIES = 5
 #: Ray's messages about actors that ended, with their nodes or by themselves.
 GONE = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError)
+#: Seconds within which Ray counts released resources as free: a tenth is usual. An elastic run, which starts with what
+#: is free, waits for this long. And when this process last released some.
+_RELEASE_TIMEOUT_S = 1.0
+_released_at = float("-inf")
 #: Seconds to wait for a call to Ray that Ray Data's poller has begun.
 _POLL_TIMEOUT_S = 5.0
 
@@ -264,6 +268,16 @@ def nodes() -> list[capacity.Node]:
     ]
 
 
+def _on_released() -> None:
+    global _released_at
+    _released_at = time.monotonic()
+
+
+def may_count_released_as_held() -> bool:
+    """Return True for a moment after this process has released resources."""
+    return time.monotonic() - _released_at < _RELEASE_TIMEOUT_S
+
+
 def alive() -> list[dict[str, Any]]:
     """Return Ray's record of each live node."""
     table: Any = ray.nodes  # not typed
@@ -384,12 +398,14 @@ class RayThread:
         with without_joining(), contextlib.suppress(Exception):  # it is gone already, or Ray is
             if actor is not None and self.is_connected:
                 ray.kill(actor)
+                _on_released()
 
     def remove(self, group: PlacementGroup) -> None:
         """Give back a placement group. Never raises."""
         with without_joining(), contextlib.suppress(Exception):
             if self.is_connected:
                 remove_placement_group(group)
+                _on_released()
 
     def _run(self) -> None:
         look_at = time.monotonic() + _POLL_INTERVAL_S

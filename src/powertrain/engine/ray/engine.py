@@ -12,8 +12,9 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -54,6 +55,8 @@ from powertrain.wire.hub import Hub
 from powertrain.wire.to_node import LookAt, SignalProcess, StartProcess
 
 _logger = module_logger(__name__)
+#: Seconds between looks at a cluster that has not noticed yet what was released.
+_RELEASE_POLL_S = 0.02
 #: Seconds for a look at a process of another node.
 _INSPECT_TIMEOUT_S = 6.0
 #: The claim under which processes beside the slots are kept.
@@ -144,7 +147,7 @@ class RayEngine:
     def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
         with self._changed:
             self._watched, self._wanted, self._told_capacity = shape, wanted, -1
-        self._ray.soon(self._look_at_cluster)
+        self._ray.soon(self._look_first)
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         with self._changed:
@@ -254,7 +257,7 @@ class RayEngine:
         self._by_slot.clear()
         if answers and self._ray.is_connected:  # otherwise the user has left, and all of it is gone with that
             self._placing.leave()
-            self._agents.leave()
+            self._agents.leave({node.id for node in self._seen if node.draining})
             self._streams.end()
 
     # ------------------------------------------------------------------ results of requests
@@ -431,6 +434,16 @@ class RayEngine:
         if not self._closed:
             self._agents.watch()
 
+    def _look_first(self) -> None:
+        """Look at the cluster, once Ray counts as free what earlier runs of this process have released."""
+        while not self._closed and client.may_count_released_as_held():
+            seen = client.nodes()
+            most = self._capacity([replace(node, free=node.total) for node in seen]) or 0
+            if (self._capacity(seen) or 0) >= min(self._wanted, most):
+                break
+            time.sleep(_RELEASE_POLL_S)
+        self._look_at_cluster()
+
     def _look_at_cluster(self) -> None:
         if self._closed:
             return
@@ -443,20 +456,24 @@ class RayEngine:
     def _report_capacity(self, seen: Sequence[capacity.Node], *, at_once: bool = False) -> None:
         """Report a changed capacity; with ``at_once`` also while slots in placement are not counted and it seems
         smaller."""
-        with self._changed:
-            shape = self._watched
-        if shape is None:
-            return
-        room = [found for found in seen if self._agents.may_count_on(found.id)]
-        held = self._placing.held_by_node(shape)
-        count = capacity.capacity(
-            room, shape, {node: slots for node, slots in held.items() if self._agents.may_count_on(node)}
-        )
-        if count < self._told_capacity and not at_once and self._placing.is_placing():
+        count = self._capacity(seen)
+        if count is None or (count < self._told_capacity and not at_once and self._placing.is_placing()):
             return
         if count != self._told_capacity:
             self._told_capacity = count
             self._events(Capacity(count))
+
+    def _capacity(self, seen: Sequence[capacity.Node]) -> int | None:
+        """Return the number of workers that the run could have; None where it is not watched."""
+        with self._changed:
+            shape = self._watched
+        if shape is None:
+            return None
+        room = [found for found in seen if self._agents.may_count_on(found.id)]
+        held = self._placing.held_by_node(shape)
+        return capacity.capacity(
+            room, shape, {node: slots for node, slots in held.items() if self._agents.may_count_on(node)}
+        )
 
     def _request_nodes(self) -> None:
         """Where the cluster autoscales, request the slots that the run would still use."""

@@ -107,10 +107,10 @@ class Feed:
                         self._connection = None
 
     def _answer(self, connection: socket.socket) -> None:
-        asked = connection.recv(1)
-        if asked == EPOCH:
+        command = connection.recv(1)
+        if command == EPOCH:
             self._send_epoch(connection)
-        elif asked == SCHEMA:
+        elif command == SCHEMA:
             self._send_columns(connection)
 
     def _send_epoch(self, connection: socket.socket) -> None:

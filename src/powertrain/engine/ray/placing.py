@@ -444,7 +444,7 @@ class Placing:
         if are_placed is not None:
             return are_placed
         # For a single actor Ray does not report whether it waits for room or is being started.
-        return time.monotonic() - claim.asked < _START_TIMEOUT_S
+        return time.monotonic() - claim.requested_at < _START_TIMEOUT_S
 
     # -- the end
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -20,7 +22,7 @@ import threading
 import time
 import zipfile
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +47,7 @@ from powertrain.errors import EngineError
 from powertrain.storage.files.descriptors import remove_quietly
 from powertrain.storage.files.private_roots import hold_root, remove_empty_parents, root_above
 from powertrain.storage.safety import is_network_file_system
+from powertrain.text.tracebacks import is_installed, is_ours
 from powertrain.version import __version__
 from powertrain.wire.envelope import FromController, FromWorker
 from powertrain.wire.from_node import (
@@ -59,6 +62,7 @@ from powertrain.wire.link import Link
 from powertrain.wire.to_node import EndNode, LookAt, SignalProcess, StartProcess
 from powertrain.worker.checkpoints.newest_reports import read_newest_reports
 from powertrain.worker.scripts.working_directory import LAUNCH_DIR_VARIABLE
+from powertrain.worker.service.spill import BATCH as REPORTS_OF_A_BATCH
 from powertrain.worker.tracing import newest_steps
 
 if TYPE_CHECKING:
@@ -70,8 +74,8 @@ if TYPE_CHECKING:
 #: failure of 4 s, whose end TCP may notice 3 s late.
 FENCE_TIMEOUT_S = 12.0
 _BEAT_INTERVAL_S = 1.0
-#: The numbers of newest reports and steps that are sent of a dead rank: far more than it makes between two messages.
-_REPORTS_OF_THE_DEAD = 64
+#: The numbers of newest reports and steps that are sent of a dead rank: more than it makes between two messages.
+_REPORTS_OF_THE_DEAD = 2 * REPORTS_OF_A_BATCH
 _STEPS_OF_THE_DEAD = 4000
 #: Messages in one batch, and bytes of output that may wait to be sent: beyond it printing blocks.
 _BATCH, _OUTPUT_LIMIT = 256, 16 * 2**20
@@ -86,10 +90,28 @@ class NodeAgent:
     is checked on its own.
     """
 
-    def __init__(self, spec: NodeSpec, working_dir: str = "", *, is_of_job: bool = False) -> None:
-        """Create an agent. ``working_dir`` is the local path of the ``runtime_env``'s: the launch directory of ranks.
-        One that ``is_of_job``, of the whole script, is used where there is no other."""
-        self._spec = spec
+    def __init__(
+        self,
+        spec: NodeSpec,
+        working_dir: str = "",
+        *,
+        is_of_job: bool = False,
+        server: WarmServer | None = None,
+        keeps_server: bool = False,
+    ) -> None:
+        """Create an agent.
+
+        Args:
+            spec: What the driver sent.
+            working_dir: The local path of the ``runtime_env``'s: the launch directory of ranks.
+            is_of_job: True where that is of the whole script: it is used where there is no other.
+            server: The warm server of an earlier agent of this process, which has imported the same modules.
+            keeps_server: True leaves the server to :attr:`kept_server` when the run has ended properly.
+        """
+        self._spec, self._keeps_server = spec, keeps_server
+        #: After :meth:`run`: the server for the next agent of this process; None where it had to be ended.
+        self.kept_server: WarmServer | None = None
+        self._import_path = list(sys.path)
         self._has_token = read_token(spec.runtime_dir) == spec.token
         #: Which of :data:`LAUNCH` and :data:`SCRIPT` need not be brought.
         self._here = places_here(spec.token)
@@ -107,7 +129,10 @@ class NodeAgent:
         self._outbox: deque[FromWorker] = deque()
         self._room = threading.Condition()
         self._waiting_output = 0
-        self._server: WarmServer | None = None
+        self._server = server
+        #: True for a server that was started in the middle of the run, and may have imported from its directories.
+        self._is_late_server = self._is_unpacking = False
+        self._looks: list[threading.Thread] = []
         self._is_going = self._is_over = False
         self._output = OutputReader()
         self._output.deliver = self._printed
@@ -116,11 +141,17 @@ class NodeAgent:
 
     def bring(self, parcels: Mapping[str, bytes]) -> None:
         """Unpack archives of directories, by where they are to be: a path, :data:`LAUNCH` or :data:`SCRIPT`."""
+        with self._room:
+            if self._is_over:
+                return
+            self._is_unpacking = True
         problem = ""
         try:
             self._unpack(parcels)
         except (OSError, zipfile.BadZipFile) as error:
             problem = f"the run's files cannot be unpacked there: {error}"
+        finally:
+            self._is_unpacking = False
         self._greet(problem, wants_files=False)
 
     def _greet(self, problem: str, *, wants_files: bool) -> None:
@@ -161,7 +192,8 @@ class NodeAgent:
                     self._outbox.append(NodeBeat())
                 self._send()
         finally:
-            self._is_over = True
+            with self._room:
+                self._is_over = True
             self._end()
 
     def _send(self) -> None:
@@ -196,9 +228,11 @@ class NodeAgent:
                 self._server.kill(command.id, command.number)
         elif isinstance(command, LookAt):
             # It may take seconds, and beats must not wait for it.
-            threading.Thread(
+            look = threading.Thread(
                 target=self._look_at, args=(command,), name="powertrain-look", daemon=True
-            ).start()
+            )
+            self._looks = [*filter(threading.Thread.is_alive, self._looks), look]
+            look.start()
 
     def _start(self, command: StartProcess) -> None:
         id = command.id
@@ -206,7 +240,7 @@ class NodeAgent:
         if command.rank >= 0 and command.staging and not self._is_drivers(command.staging):
             remove_earlier_shares(command.staging, command.attempt)  # the controller cannot reach them
         if self._server is None or not self._server.alive:
-            self._server = self._start_server()
+            self._server, self._is_late_server = self._start_server(), True
         read, write = os.pipe()
         self._output.add(_slot(id), read, "")
         spec = ProcessSpec(
@@ -217,13 +251,13 @@ class NodeAgent:
             title=command.title,
             shielded=command.shielded,
         )
-        server, asked = self._server, time.monotonic()
+        server, requested_at = self._server, time.monotonic()
         try:
             server.fork(
                 id,
                 spec,
                 write,
-                started=lambda pid: self._started(id, pid, *server.kept_waiting(asked)),
+                started=lambda pid: self._started(id, pid, *server.kept_waiting(requested_at)),
                 ended=lambda pid, code, oom: self._ended(id, pid, code, oom),
             )
         except EngineError:
@@ -257,8 +291,8 @@ class NodeAgent:
         )
 
     def _look_at(self, command: LookAt) -> None:
-        told = self._processes.get(command.id)
-        title, dump = (told.title, told.stacks) if told is not None else ("", "")
+        started = self._processes.get(command.id)
+        title, dump = (started.title, started.stacks) if started is not None else ("", "")
         seen = process.inspection(self._pids.get(command.id, 0), title, dump, command.stacks)
         self._queue_message(
             ProcessSeen(
@@ -289,7 +323,11 @@ class NodeAgent:
                 f"the run's directories cannot be made there: {error}. They are below XDG_RUNTIME_DIR and TMPDIR of "
                 "the script: set these to paths that every node has, such as /tmp"
             )
-        self._server = self._start_server()  # from here on the directories go when this process does
+        # From here on the directories go when this process does.
+        if self._server is not None and self._server.alive:
+            self._sweep_with(self._server)
+        else:
+            self._server = self._start_server()
         problem = prove_storage(self._spec)
         if problem:
             self._remove_directories()  # such an agent is killed, maybe before its server could sweep
@@ -367,13 +405,30 @@ class NodeAgent:
                 break
             self._link.poll(0.05)
             self._send()
-        if self._server is not None:
+        self.kept_server = self._server if self._is_clean() else None
+        if self.kept_server is not None:
+            self._output.close()
+            sys.path[:] = self._import_path
+        elif self._server is not None:
             # It has nothing left to end, and may be in the middle of its imports.
             process.kill_scope(self._server.pid)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._server.pid, 0)
         self._link.close()
         self._remove_directories()
+        if self.kept_server is not None:
+            self.kept_server.sweep_if_orphaned(self._spec.runtime_dir, [])
+
+    def _is_clean(self) -> bool:
+        """Return whether nothing of the run is left in this process and the server, so that another can follow."""
+        server = self._server
+        return (
+            self._keeps_server
+            and not (self._is_going or self._processes or self._is_unpacking)
+            and not any(look.is_alive() for look in self._looks)
+            and (server is not None and server.alive and server.warmed is not None)
+            and not (self._is_late_server or _has_users_modules(self._spec.preload))
+        )
 
     def _remove_directories(self) -> None:
         while self._locks:
@@ -388,6 +443,16 @@ class NodeAgent:
             with contextlib.suppress(OSError):  # the driver's directories are in it
                 root.rmdir()
             os.close(descriptor)
+
+
+def _has_users_modules(preload: Sequence[str]) -> bool:
+    """Return True where this process or its server has loaded modules that the user may change before the next run."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    for entry in preload:
+        with contextlib.suppress(ImportError, ValueError):
+            found = importlib.util.find_spec(re.split(r"[.:]", entry)[0])
+            files.append(found.origin if found is not None else None)
+    return any(file and os.path.isabs(file) and not (is_ours(file) or is_installed(file)) for file in files)
 
 
 def _slot(id: str) -> Slot:

@@ -137,10 +137,10 @@ def write_token(runtime_dir: str) -> str:
 def places_here(token: str) -> set[str]:
     """Return those of :data:`LAUNCH` and :data:`SCRIPT` that this machine has as the very directories of the driver."""
     try:
-        told = msgspec.json.decode(token, type=_Token).places
+        places = msgspec.json.decode(token, type=_Token).places
     except msgspec.MsgspecError:
         return set()
-    return {place for place, (path, which) in told.items() if not path or which == _identity(path) != ""}
+    return {place for place, (path, which) in places.items() if not path or which == _identity(path) != ""}
 
 
 def _identity(directory: str) -> str:

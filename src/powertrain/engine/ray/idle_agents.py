@@ -1,0 +1,105 @@
+"""Agents whose run is over, kept for the next run of this process: it then starts no processes on their nodes.
+
+A second ``fit()`` and each trial of a sweep find an actor and a warm server with the frameworks loaded. Agents hold no
+resources in Ray, but the memory of two processes. One that is not used again ends by itself after :data:`REST_S`,
+since a node with an actor does not count as idle for Ray's autoscaler. Ray ends all of them with this process, and
+when it leaves the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Seconds after which an agent without a run ends.
+REST_S = 60.0
+#: Seconds before that in which it is not used any more: a run would find it gone.
+_MARGIN_S = 2.0
+
+
+@dataclass(frozen=True)
+class AgentKind:
+    """All that differs between agents of one node when they have started: those of one kind can replace each other."""
+
+    #: Ray's id of this process's connection to its cluster.
+    job: str
+    runtime_env: str
+    #: The modules that their servers have imported, and where these were found.
+    preload: tuple[str, ...]
+    import_path: tuple[str, ...]
+
+
+def kind_of(
+    job: str, runtime_env: Mapping[str, Any], preload: Sequence[str], import_path: Sequence[str]
+) -> AgentKind:
+    """Return the kind of agent that a run of this process needs."""
+    as_text = json.dumps(dict(runtime_env), sort_keys=True, default=repr)
+    return AgentKind(job, as_text, tuple(preload), tuple(import_path))
+
+
+@dataclass(frozen=True, eq=False)
+class IdleAgent:
+    """One that is kept, until this time."""
+
+    kind: AgentKind
+    node: str
+    actor: Any
+    until: float
+
+
+class IdleAgents:
+    """The actors of idle agents. Any thread may use it."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._resting: list[IdleAgent] = []
+        #: Those of the process that this one was forked from. They are never released: that would call Ray.
+        self._inherited: list[IdleAgent] = []
+
+    def keep(self, kind: AgentKind, node: str, actor: Any, seconds: float) -> IdleAgent:
+        """Keep an actor whose process ends after so many seconds."""
+        kept = IdleAgent(kind, node, actor, self._now() + seconds - _MARGIN_S)
+        with self._lock:
+            self._resting.append(kept)
+        return kept
+
+    def forget(self, gone: IdleAgent) -> None:
+        """Keep it no longer, if it is kept still."""
+        with self._lock:
+            self._resting = [one for one in self._resting if one is not gone]
+
+    def take(self, kind: AgentKind, node: str) -> Any | None:
+        """Return an actor of this kind on the node, the last that was kept, and forget it; None where there is none."""
+        with self._lock:
+            for one in reversed(self._alive()):
+                if (one.kind, one.node) == (kind, node):
+                    self._resting.remove(one)
+                    return one.actor
+        return None
+
+    def actors(self) -> list[Any]:
+        """Return all actors that are kept."""
+        with self._lock:
+            return [one.actor for one in self._alive()]
+
+    def _alive(self) -> list[IdleAgent]:
+        """Forget those that end about now, and return the others; the lock is held."""
+        now = self._now()
+        self._resting = [one for one in self._resting if one.until > now]
+        return self._resting
+
+    def leave_to_parent(self) -> None:
+        """Forget all of them in a process that was forked."""
+        self._lock = threading.Lock()  # another thread may have held it
+        self._inherited, self._resting = [*self._inherited, *self._resting], []
+
+
+#: Those of this process.
+idle_agents = IdleAgents()
+os.register_at_fork(after_in_child=idle_agents.leave_to_parent)
