@@ -245,3 +245,22 @@ def test_memory_is_pinned_in_the_background_while_a_graph_is_captured() -> None:
             ahead.take().close(remove=True)
 
     assert _fit(loop).return_value == [True, True]
+
+
+def test_a_graph_can_be_captured_while_the_gpu_is_warmed_up() -> None:
+    def loop(config: dict[str, Any]) -> list[bool]:
+        import torch
+
+        from powertrain.torch import gpu_warming
+
+        gpu_warming._wait()
+        gpu_warming._thread = None
+        x, graph = torch.ones(1000, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            gpu_warming.begin(0)
+            gpu_warming._wait()
+            y = x * 2
+        graph.replay()
+        return [bool((y == 2).all().item())]
+
+    assert _fit(loop).return_value == [True]

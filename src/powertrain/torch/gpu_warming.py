@@ -13,6 +13,8 @@ import os
 import threading
 from typing import Any
 
+from powertrain.checkpoint.state.stream_capture import leave_captures_alone
+
 #: Seconds for which a fork waits: a child must not be made while a library is being loaded.
 _FORK_TIMEOUT_S = 10.0
 
@@ -39,6 +41,7 @@ def _warm_up(device: int) -> None:
     import torch
 
     with contextlib.suppress(Exception):  # of a device that fails: the training loop meets it, too
+        leave_captures_alone()
         torch.cuda.set_device(device)
         cuda: Any = torch.cuda
         cuda.current_blas_handle()
@@ -51,7 +54,9 @@ def _warm_up(device: int) -> None:
 
 
 # None of these calls changes a random generator, or calls a hook of modules or optimizers. None is a product of
-# matrices: with the first of a process torch reads CUBLAS_WORKSPACE_CONFIG, which the function may still set.
+# matrices by cuBLAS: with the first of a process torch reads CUBLAS_WORKSPACE_CONFIG, which the function may still set.
+# A linear layer with a bias goes through cublasLt, which has no such setting, unless torch is set to do without it or
+# the device is too old for the type.
 
 
 def _use_layers(matrix: Any) -> None:
@@ -65,6 +70,10 @@ def _use_layers(matrix: Any) -> None:
         heads = matrix.view(1, 2, 128, 64)
         # Without the choice among kernels, which could fall on one with products.
         torch.ops.aten._scaled_dot_product_flash_attention(heads, heads, heads, is_causal=True)
+    if os.environ.get("DISABLE_ADDMM_CUDA_LT") != "1" and torch.cuda.get_device_capability() >= (8, 0):
+        functional.linear(matrix, matrix, matrix[0])
+        torch.addmm(matrix[0], matrix, matrix)
+        torch.addmm(matrix[0], matrix.t(), matrix)
 
 
 def _use_losses(scores: Any) -> None:

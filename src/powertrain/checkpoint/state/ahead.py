@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import re
 import sys
 import threading
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 from powertrain.checkpoint.state.shared_memory import PIECE, SharedMemorySegment
-
-#: CUDA's name for a thread whose calls do not end the capture of a graph on another thread.
-_CAPTURE_MODE_RELAXED = 2
+from powertrain.checkpoint.state.stream_capture import leave_captures_alone
 
 
 class SegmentAhead:
@@ -58,8 +51,8 @@ class SegmentAhead:
     def _work(self) -> None:
         try:
             if self._gpu is not None:
-                sys.modules["torch"].cuda.set_device(self._gpu)  # a thread begins with the first one
                 leave_captures_alone()
+                sys.modules["torch"].cuda.set_device(self._gpu)  # a thread begins with the first one
             while self._continue():
                 self._segment.make_ready(self._wanted, pinned=self._gpu is not None)
         except (OSError, RuntimeError):  # no room is left, or the GPU has failed: the save sees to it
@@ -71,19 +64,3 @@ class SegmentAhead:
                 not self._is_stopping and not self._has_failed and self._segment.ready < self._wanted
             )
             return self._is_running
-
-
-def leave_captures_alone() -> None:
-    """Let this thread pin memory while another one captures a CUDA graph.
-
-    CUDA otherwise refuses to, and ends the capture. torch has no function for it.
-    """
-    if (runtime := _cuda_runtime()) is not None:
-        runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_CAPTURE_MODE_RELAXED)))
-
-
-@cache
-def _cuda_runtime() -> Any:
-    """Return the library that torch has loaded; None where it is linked into torch."""
-    paths = re.findall(r"(/\S*/libcudart\.so\S*)", Path("/proc/self/maps").read_text())
-    return ctypes.CDLL(paths[0]) if paths else None
