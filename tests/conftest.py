@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.ray_nodes import RayNodes
 from tests.s3_server import Proxy, S3Server
 from tests.support import deadlines, durations, scheduling, tiers
 from tests.support.leftovers import Surroundings, clusters
+from tests.support.warm_python import WarmPython
 
 for _name, _examples in {"dev": 20, "ci": 100, "nightly": 1000}.items():
     hypothesis.settings.register_profile(
@@ -34,6 +35,8 @@ hypothesis.settings.load_profile(
 _STDERR = pytest.StashKey[int]()
 #: The file with the groups of tests, in the main process of a session with several workers.
 _GROUPS = pytest.StashKey[Path]()
+#: The files with slow tests.
+_SLOW_FILES = pytest.StashKey[Collection[str]]()
 
 
 # --------------------------------------------------------------------------- tiers, workers, deadlines
@@ -47,6 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers, and keep standard error for what is written when a test hangs."""
+    # Threads of OpenMP spin while they wait: with several workers on a few cores, most of the time of a small model.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # which torch reads when it is imported
     for marker in tiers.MARKERS:
         config.addinivalue_line("markers", marker)
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
@@ -65,11 +70,29 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[_GROUPS].unlink(missing_ok=True)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files without a test of the tier that is run."""
+    if collection_path.suffix != ".py" or config.option.markexpr not in (tiers.REST, tiers.REST_ON_RAY):
+        return None
+    if not collection_path.is_relative_to(config.rootpath):
+        return None
+    if _SLOW_FILES not in config.stash:
+        config.stash[_SLOW_FILES] = tiers.slow_files(durations.recorded())
+    file = collection_path.relative_to(config.rootpath).as_posix()
+    text = collection_path.read_text("utf-8")
+    return tiers.is_left_out(file, text, config.option.markexpr, config.stash[_SLOW_FILES]) or None
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses among the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test; on a worker begin with what takes longest."""
     seconds = durations.recorded()
     tiers.mark(items, seconds)
+    if config.option.markexpr not in (tiers.REST, tiers.REST_ON_RAY):
+        mistakes = tiers.left_out_by_mistake(items, seconds)
+        assert not mistakes, (
+            f"tiers.is_left_out() would leave out these tests of `make test-rest`: {mistakes}"
+        )
     if hasattr(config, "workerinput"):
         items[:] = scheduling.in_order(items, seconds)
         scheduling.write_groups(items)
@@ -219,11 +242,18 @@ def shared_directory() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    """One S3 server for a whole file of tests."""
+@pytest.fixture(scope="session")
+def _s3_of_session() -> Iterator[S3Server]:
+    """One S3 server for the whole session: each takes more than a second of processor time to start."""
     with S3Server() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def s3(_s3_of_session: S3Server) -> S3Server:
+    """An S3 server that is empty at the beginning of each file of tests."""
+    _s3_of_session.empty()
+    return _s3_of_session
 
 
 @pytest.fixture
@@ -231,6 +261,13 @@ def proxy(s3: S3Server) -> Iterator[Proxy]:
     """A way to the S3 server that can be made to misbehave."""
     with Proxy(s3.port) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Starts scripts that have torch loaded from the start, each in a process of its own."""
+    with WarmPython() as python:
+        yield python
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,7 @@ def test_a_test_that_crashes_its_process_fails_and_the_others_run(tmp_path: Path
     assert "1 failed, 2 passed" in printed
 
 
-#: Not at once: the main process is told asynchronously how often the test may be run.
+#: Not at once: the main process learns asynchronously how often the test may be run.
 CRASHES_ONCE = """
 import os, time
 def test_on_ray():
@@ -182,6 +182,30 @@ def test_the_tiers_of_the_makefile_leave_no_test_out_and_run_none_twice() -> Non
         names = ("smoke", "e2e", "ray", "slow", "gpu")
         marks = {name: bool(bits >> number & 1) for number, name in enumerate(names)}
         assert [eval(expression, {}, marks) for expression in expressions].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "tier", "is_left_out"),
+    [
+        ("tests/test_a.py", "def test_on_ray(): pass", tiers.REST_ON_RAY, False),
+        ("tests/test_a.py", "def test_a(ray_cluster): pass", tiers.REST_ON_RAY, False),
+        ("tests/test_a.py", "def test_of_an_array(): pass", tiers.REST_ON_RAY, True),
+        ("tests/test_a.py", "def test_on_ray(): pass", tiers.REST, True),
+        ("tests/test_a.py", "pytestmark = pytest.mark.slow", tiers.REST, False),
+        ("tests/test_slow.py", "", tiers.REST, False),
+        ("tests/test_slow.py", "", tiers.REST_ON_RAY, True),
+        ("tests/stories/test_a.py", "", tiers.REST_ON_RAY, False),
+        ("tests/stories/test_a.py", "", tiers.REST, False),
+        ("tests/gpu/test_a.py", "", tiers.REST, False),
+        ("tests/test_a.py", "", tiers.FAST, False),
+        ("tests/test_a.py", "", "", False),
+    ],
+    ids=map(str, range(12)),  # with their texts as names some would be marked as tests on Ray
+)
+def test_files_without_a_test_of_the_tier_are_left_out(
+    file: str, text: str, tier: str, is_left_out: bool
+) -> None:
+    assert tiers.is_left_out(file, text, tier, {"tests/test_slow.py"}) == is_left_out
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats(0, 100)), st.integers(1, 4))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.warm_python import MARK, ForkedScript, WarmPython, new_mark, processes_marked
+
 PROGRAMS = Path(__file__).parent / "programs"
-#: An environment variable that every process of one program inherits.
-_MARK = "MIGRATION_PROGRAM"
 #: How long processes of a program may take to exit after its last line.
 _EXIT_TIMEOUT_S = 20.0
 _POLL_INTERVAL_S = 0.02
@@ -40,7 +41,13 @@ def read(name: str) -> str:
     return (PROGRAMS / f"{name}.py").read_text("utf-8")
 
 
-def run(text: str, directory: Path, timeout_s: float, environment: Mapping[str, str] | None = None) -> Ended:
+def run(
+    text: str,
+    directory: Path,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    warm: WarmPython | None = None,
+) -> Ended:
     """Run the text of a program in an empty directory, and wait until its processes are gone.
 
     Args:
@@ -48,55 +55,61 @@ def run(text: str, directory: Path, timeout_s: float, environment: Mapping[str, 
         directory: The directory it is written to and started in.
         timeout_s: When to end it.
         environment: Variables to set besides those of this process.
+        warm: Forks the program, with torch and Powertrain loaded; without it a fresh interpreter runs it.
 
     Returns:
         How it ended; a program that took too long has the code of its SIGKILL.
     """
-    script = directory / "program.py"
+    script, output = directory / "program.py", directory / ".output"
     script.write_text(text, "utf-8")
-    mark = uuid.uuid4().hex
+    mark = new_mark()
+    env = {**os.environ, **(environment or {}), MARK: mark}
     began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        cwd=directory,
-        env={**os.environ, **(environment or {}), _MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    with output.open("wb") as file:
+        process: subprocess.Popen[bytes] | ForkedScript
+        if warm is not None:
+            process = warm.start(script, env=env, cwd=directory, output=file.fileno(), mark=mark)
+        else:
+            process = subprocess.Popen(
+                [sys.executable, str(script)],
+                cwd=directory,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+    note = ""
     try:
-        output, _ = process.communicate(timeout=timeout_s)
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        output, _ = process.communicate()
-        output += f"\nended after {timeout_s:g} s"
+        process.wait()
+        note = f"\nended after {timeout_s:g} s"
     except BaseException:  # Ctrl-C and SIGTERM: the program ends with its caller
         process.kill()
         process.wait()
         raise
-    seconds = time.monotonic() - began
-    return Ended(process.returncode, output, seconds, _outliving(mark))
+    seconds, code = time.monotonic() - began, process.returncode
+    assert code is not None
+    left = _outliving(mark)
+    return Ended(code, output.read_text(errors="replace") + note, seconds, left)
 
 
 def _outliving(mark: str) -> list[str]:
+    """Return lines about the processes that a program has left running, and end them."""
     deadline = time.monotonic() + _EXIT_TIMEOUT_S
-    while (left := _marked(mark)) and time.monotonic() < deadline:
+    while (left := processes_marked(mark)) and time.monotonic() < deadline:
         time.sleep(_POLL_INTERVAL_S)
-    return left
+    lines = [f"{pid}: {_command(pid)}" for pid in left]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return lines
 
 
-def _marked(mark: str) -> list[str]:
-    """Return the command lines of the living processes whose environment has the mark."""
-    wanted = f"{_MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.append(f"{entry.name}: {command}")
-        except OSError:  # it has exited meanwhile, or belongs to another user
-            continue
-    return found
+def _command(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has exited meanwhile
+        return ""
+    return command.replace(b"\0", b" ").decode(errors="replace")

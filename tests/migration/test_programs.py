@@ -5,25 +5,18 @@ They are in ``programs``, as a user of Ray writes them. ``python -m tests.migrat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.migration import running
 from tests.migration.rename import rename
-from tests.migration.warm_driver import WarmDriver, warm_driver
+from tests.support.warm_python import WarmPython
 
 #: What `make test` runs of them, as plain scripts; `make test-rest` runs the others from a warm process.
 SMOKE = ("checkpoints/rank_zero",)
 _TIMEOUT_S = 100.0
 _MOST_IN_A_FOLDER = 15
 _LEAST_PROGRAMS = 60
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[WarmDriver]:
-    with warm_driver() as started:
-        yield started
 
 
 @pytest.mark.smoke
@@ -35,8 +28,8 @@ def test_a_program_runs_as_a_script_with_its_imports_renamed(name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", [name for name in running.names() if name not in SMOKE])
-def test_a_program_runs_with_its_imports_renamed(name: str, tmp_path: Path, driver: WarmDriver) -> None:
-    ended = driver.run(rename(running.read(name)), tmp_path, _TIMEOUT_S)
+def test_a_program_runs_with_its_imports_renamed(name: str, tmp_path: Path, warm_python: WarmPython) -> None:
+    ended = running.run(rename(running.read(name)), tmp_path, _TIMEOUT_S, warm=warm_python)
     assert ended.left_running == []
     assert ended.code == 0, ended.output
 

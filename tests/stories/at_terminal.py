@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _PATIENCE = 30.0
 #: Seconds for it to end when the block does.
 _END_WITHIN = 10.0
+#: Readings without any processor time after which a program is at rest.
+_READINGS = 10
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -66,6 +68,18 @@ class AtTerminal:
 
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
+
+    def await_reading(self, within: float = _PATIENCE) -> None:
+        """Wait until the program's main thread sleeps, as it does when it has shown a prompt and reads.
+
+        Python notices a signal that comes in between only with the next key.
+        """
+        stat, deadline, seen = Path(f"/proc/{self.process.pid}/stat"), time.monotonic() + within, 0
+        while seen < _READINGS:
+            state, times = _state_and_times(stat)
+            time.sleep(0.02)
+            seen = seen + 1 if state == "S" and _state_and_times(stat) == (state, times) else 0
+            assert time.monotonic() < deadline, "the program does not come to rest"
 
     def expect(self, text: str, within: float = _PATIENCE) -> str:
         """Wait for ``text``; returns what was shown before it, since what was expected last."""
@@ -116,6 +130,12 @@ class AtTerminal:
         self.raw += data
         self._shown += _CONTROLS.sub("", data.decode(errors="replace")).replace("\r", "")
         return bool(data)
+
+
+def _state_and_times(stat: Path) -> tuple[str, list[str]]:
+    """The state of a process, and the processor time that it has used in user and system mode."""
+    fields = stat.read_text().rpartition(")")[2].split()
+    return fields[0], fields[11:13]
 
 
 def _take_terminal() -> None:

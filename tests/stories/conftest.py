@@ -1,7 +1,8 @@
 """The stage of the stories: fits in this process on the shared warm server, and driver processes of their own.
 
 A driver process gets its own storage, temporary directory and runtime directory, and a variable in its environment
-by which every process that comes from it can be found. After each story nothing of it may be left.
+by which every process that comes from it can be found. After each story nothing of it may be left. Drivers on this
+machine that have torch loaded are forked from one warm process (:mod:`tests.support.warm_python`).
 
 A story plays on the engines that its mark names (:mod:`tests.stories.engines`), "local" where it has none. On Ray what
 it starts comes from the cluster and not from the driver, and is looked for there: processes, actors, placement groups.
@@ -19,13 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tests.ray_nodes import RayNodes
+from tests.ray_nodes import RayNodes, agent_of, idle_agents
+from tests.support.warm_python import MARK, ForkedScript, WarmPython, new_mark, processes_marked
 from typer.testing import CliRunner, Result
 
 from powertrain import backend
@@ -35,7 +36,7 @@ sys.path.insert(0, str(_DRIVERS))  # the drivers' modules serve the tests as wel
 
 import story as stage  # noqa: E402
 
-#: How long a story's processes and files may take to go: a cluster hears of a driver's end by way of its head.
+#: How long a story's processes and files may take to go: a cluster learns of a driver's end by way of its head.
 _GONE_WITHIN = {"local": 30.0, "ray": 30.0}
 _TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 #: What is the trainer's own among the options of a fit; all others are the run's.
@@ -78,9 +79,18 @@ class Cluster:
         return self._nodes.address
 
     def left(self) -> list[str]:
-        """A line for each thing that was not there before the story."""
+        """A line for each thing that was not there before the story, other than the agents for this process's next
+        run."""
         found = {**self._processes(), **self._actors(), **self._groups()}
-        return [line for id, line in found.items() if id not in self._before]
+        known = self._before | self._of_idle_agents()
+        return [line for id, line in found.items() if id not in known]
+
+    def _of_idle_agents(self) -> set[str]:
+        """The idle agents of this process, their own processes and their servers."""
+        agents = idle_agents()
+        pids = set(agents.values())
+        servers = {pid for pid in self._nodes.processes_of_runs() if agent_of(pid) in pids}
+        return {*agents, *map(str, pids | servers)}
 
     def _processes(self) -> dict[str, str]:
         """Those on its nodes that are not Ray's own."""
@@ -179,7 +189,9 @@ def fits(directory: Path, engine: str) -> Fits:
 class Driver:
     """One driver process, and what it said."""
 
-    def __init__(self, stories: Stories, process: subprocess.Popen[bytes], output: Path) -> None:
+    def __init__(
+        self, stories: Stories, process: subprocess.Popen[bytes] | ForkedScript, output: Path
+    ) -> None:
         self._stories, self.process, self._output = stories, process, output
 
     @property
@@ -252,14 +264,14 @@ class Driver:
 class Stories:
     """Starts drivers in a directory of their own and sees what they leave."""
 
-    def __init__(self, engine: str, cluster: Cluster | None) -> None:
-        self.engine, self._cluster = engine, cluster
+    def __init__(self, engine: str, cluster: Cluster | None, warm: WarmPython) -> None:
+        self.engine, self._cluster, self._warm = engine, cluster, warm
         # Not pytest's own: a socket's path must fit into 107 bytes.
         self.root = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
         self.storage, self.temporary, self.runtime = (self.root / n for n in ("storage", "tmp", "run"))
         for place in (self.temporary, self.runtime):
             place.mkdir(mode=0o700)
-        self._marker = f"POWERTRAIN_STORY={uuid.uuid4().hex}"
+        self._mark = new_mark()
         self._shared_memory = _shared_memory()
         self._drivers: list[Driver] = []
 
@@ -279,12 +291,18 @@ class Stories:
         launcher = [*torchrun, f"--log-dir={self.root}/torchrun", *options]
         if engine != "torchrun":
             launcher = [sys.executable]
-        command = [*launcher, str(_DRIVERS / "driver.py"), scenario]
+        script = _DRIVERS / "driver.py"
+        afresh = (*stage.WITHOUT_TORCH, *stage.ABOUT_THE_INTERPRETER)
+        if engine in ("local", "inline") and terminal is None and scenario not in afresh:
+            return self._launch_warm(script, (scenario,), self._environment(engine))
+        command = [*launcher, str(script), scenario]
         return self._launch(command, self._environment(engine), terminal, shows_there)
 
     def start_program(self, path: Path, *arguments: str, variables: dict[str, str] | None = None) -> Driver:
         """Start a program that knows nothing of the story, in the story's environment and with these variables."""
         environment = {**self._environment(self.engine), **(variables or {})}
+        if self.engine == "local":
+            return self._launch_warm(path, arguments, environment)
         return self._launch([sys.executable, str(path), *arguments], environment)
 
     def start_powertrain(self, *arguments: str, variables: dict[str, str] | None = None) -> Driver:
@@ -314,6 +332,15 @@ class Stories:
         self._drivers.append(Driver(self, process, output))
         return self._drivers[-1]
 
+    def _launch_warm(self, script: Path, arguments: Sequence[str], environment: dict[str, str]) -> Driver:
+        output = self.root / f"output-{len(self._drivers)}"
+        with output.open("wb") as file:
+            process = self._warm.start(
+                script, *arguments, env=environment, cwd=self.root, output=file.fileno(), mark=self._mark
+            )
+        self._drivers.append(Driver(self, process, output))
+        return self._drivers[-1]
+
     def facts(self, name: str) -> list[Any]:
         return journal_of(self.storage / name)
 
@@ -336,16 +363,16 @@ class Stories:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for driver in self._drivers:
+            driver.process.kill()
             driver.process.wait()
         shutil.rmtree(self.root)
 
     def _environment(self, engine: str) -> dict[str, str]:
-        marker, value = self._marker.split("=")
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "POWERTRAIN_"))}
         return {
             **inherited,
             **({"RAY_ADDRESS": self._cluster.address} if self._cluster else {}),
-            marker: value,
+            MARK: self._mark,
             "STORY_DIRECTORY": str(self.root),
             "STORY_ENGINE": engine,
             "PYTHONFAULTHANDLER": "1",
@@ -367,12 +394,7 @@ class Stories:
         return [*processes, *files, *shared, *(self._cluster.left() if self._cluster else [])]
 
     def _processes(self) -> list[int]:
-        found = []
-        for entry in os.listdir("/proc"):
-            with contextlib.suppress(OSError):
-                if entry.isdigit() and self._marker.encode() in Path("/proc", entry, "environ").read_bytes():
-                    found.append(int(entry))
-        return found
+        return processes_marked(self._mark)
 
 
 def _below(place: Path) -> list[Path]:
@@ -453,9 +475,9 @@ def journal_of(run: Path) -> list[Any]:
 
 
 @pytest.fixture
-def stories(engine: str, cluster: Cluster | None) -> Iterator[Stories]:
+def stories(engine: str, cluster: Cluster | None, warm_python: WarmPython) -> Iterator[Stories]:
     """Drivers of their own; whatever the story was, nothing may be left."""
-    here = Stories(engine, cluster)
+    here = Stories(engine, cluster, warm_python)
     try:
         yield here
         here.assert_nothing_left()

@@ -64,7 +64,7 @@ class Going:
 
 @contextlib.contextmanager
 def going(trainer: Any) -> Iterator[Going]:
-    """Fit while the block runs; at its end the training function is told that it is enough."""
+    """Fit while the block runs; at its end the training function is asked to finish."""
     run = Going(trainer)
     run.thread.start()
     try:
@@ -94,7 +94,7 @@ def changes_of_size(fits: Any, name: str) -> list[int]:
 
 
 def places(directory: Path, attempt: int, workers: int) -> list[dict[str, Any]]:
-    """What each rank of an attempt told of itself."""
+    """What each rank of an attempt recorded of itself."""
     names = [f"place-{attempt}-{rank}" for rank in range(workers)]
     story.await_told(*names)
     return [json.loads((directory / name).read_text()) for name in names]

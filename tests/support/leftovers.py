@@ -11,7 +11,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
-from tests.ray_nodes import processes_of_ray
+from tests.ray_nodes import idle_agents, processes_of_ray
 
 #: Seconds for a test's processes, threads and files to disappear after its last line.
 _PATIENCE_S = 20.0
@@ -21,8 +21,9 @@ _FOREIGN_VARIABLES = {"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"}
 _RAY_VARIABLES = {"RAY_CLIENT_MODE", "PYTHONBREAKPOINT"}
 #: torch sets these for itself when it is imported or first used.
 _TORCH_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
-#: The processes that hold a Ray cluster of this session.
+#: The processes that hold a Ray cluster of this session, and those that fork scripts.
 clusters: list[int] = []
+warm: list[int] = []
 
 
 class Surroundings:
@@ -117,12 +118,13 @@ def _put_back(name: str, value: str | None) -> None:
 
 
 def _lasting_pids() -> set[int]:
-    """Return processes that tests share and that end with this one: warm servers, multiprocessing's tracker."""
+    """Return processes that tests share and that end with this one: warm servers, idle agents on Ray,
+    multiprocessing's tracker."""
     local = sys.modules.get("powertrain.engine.local.warm_server")  # the check must not import it
     servers = set(local.server_pids()) if local else set()
     tracker: int | None = getattr(resource_tracker._resource_tracker, "_pid", None)
     of_ray = {pid for cluster in clusters for pid in processes_of_ray(cluster)}
-    return servers | of_ray | ({tracker} if tracker else set())
+    return servers | of_ray | set(idle_agents().values()) | set(warm) | ({tracker} if tracker else set())
 
 
 def _runtime_files() -> list[Path]:

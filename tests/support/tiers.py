@@ -18,7 +18,7 @@ marker       given to
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
@@ -33,6 +33,8 @@ RERUNS = 2
 #: Matches no error text. Ray's core exits a connected process silently (``_Exit(1)``) when one of its own checks fails,
 #: once in some hundred runs: a crashed test on Ray is retried once, and listed. A failed one is not.
 _NO_ERROR = r"(?!)"
+#: A file outside the whole runs can have a test of a slower tier only if its text matches one of these.
+_RAY_WORD, _REST_BY_HAND = re.compile(r"(?<![a-z])ray(?![a-z])"), re.compile(r"\bmark\.(slow|e2e|gpu)\b")
 _WHOLE_RUNS = ("tests/stories/", "tests/seeds/", "tests/migration/test_programs")
 
 MARKERS = (
@@ -60,6 +62,43 @@ def markers_of(nodeid: str, fixtures: Sequence[str], seconds: float) -> list[str
         "gpu": nodeid.startswith("tests/gpu/"),
     }
     return [name for name, applies in marks.items() if applies]
+
+
+def slow_files(seconds: Mapping[str, float]) -> set[str]:
+    """Return the files with tests that take long by their recorded durations."""
+    return {_file(nodeid) for nodeid, found in seconds.items() if found >= SLOW_SECONDS}
+
+
+def is_left_out(file: str, text: str, expression: str, slow: Collection[str]) -> bool:
+    """Return whether a file has no test of the tier that is run, so that it need not be collected.
+
+    Args:
+        file: Its path below the project's directory.
+        text: Its text.
+        expression: The marker expression of the session. All but those of the two slower tiers take all files.
+        slow: Files with slow tests.
+    """
+    if file.startswith((*_WHOLE_RUNS, "tests/gpu/")):
+        return False
+    if expression == REST_ON_RAY:
+        return not _RAY_WORD.search(text)
+    return expression == REST and file not in slow and not _REST_BY_HAND.search(text)
+
+
+def left_out_by_mistake(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[str]:
+    """Return the collected tests whose own tier would leave out their file."""
+    slow, texts, found = slow_files(seconds), {}, []
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if "smoke" in marks or not marks & {"ray", "slow", "e2e", "gpu"}:
+            continue
+        file = _file(item.nodeid)
+        if file not in texts:
+            texts[file] = item.path.read_text("utf-8")
+        tier = REST_ON_RAY if "ray" in marks and "gpu" not in marks else REST
+        if is_left_out(file, texts[file], tier, slow):
+            found.append(item.nodeid)
+    return found
 
 
 def balanced(seconds: Mapping[str, float], groups: int) -> dict[str, int]:

@@ -17,23 +17,6 @@ from powertrain import DataParallelTrainer, FailureConfig
 ENGINE = os.environ["STORY_ENGINE"]
 #: Of the stories that read them back.
 TRACKERS = ("tensorboard", "mlflow")
-#: On one machine these play as where torch is not installed: a server that has loaded it is no part of them, and takes
-#: four seconds to.
-WITHOUT_TORCH = (
-    "save_when_asked",
-    "never_at_a_boundary",
-    "validate_asleep",
-    "with_a_child_of_its_own",
-    "trace_until_killed",
-    "track_until_killed",
-    "share_the_machine",
-    "talk",
-    "freeze",
-    "hang_in_a_callback",
-    "without_telemetry",
-    "without_uploaders",
-    "without_steering",
-)
 
 
 def trainer(
@@ -290,7 +273,7 @@ def fine_tune_on_a_cluster() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if ENGINE == "local" and sys.argv[1] in WITHOUT_TORCH:
+    if ENGINE == "local" and sys.argv[1] in story.WITHOUT_TORCH:
         sys.modules["torch"] = None  # type: ignore[assignment]
     outcome = globals()[sys.argv[1]]()
     story.conclude(outcome)

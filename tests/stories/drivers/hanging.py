@@ -242,7 +242,7 @@ def long_checkpoint(config: dict[str, float]) -> None:
 
 
 class _Patient:
-    """A terminal at which nobody types for a while."""
+    """A terminal without input for a while."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -21,11 +21,19 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 import powertrain
+from powertrain.backend import TORCH_PRELOAD
 from powertrain.lightning import DDPStrategy, FSDPStrategy, ReportCallback, prepare_trainer
+from powertrain.torch import TorchConfig
 from powertrain.worker.session import current
 
 #: Not a multiple of any batch that the stories use: at the end of an epoch a rank has one row, and another one none.
 ROWS = 109
+
+
+class WithLightning(TorchConfig):
+    """Workers are forked from a process that has this module, and so Lightning, which takes seconds to import."""
+
+    preload = (*TORCH_PRELOAD, __name__)
 
 
 class Rows(Dataset[dict[str, torch.Tensor]]):

@@ -213,7 +213,7 @@ def report_until_stopped() -> str:
 
 
 def reduce_until_stopped() -> None:
-    """Ranks that depend on each other in every step, and reports that wait for nobody."""
+    """Ranks that depend on each other in every step, and reports that wait for no other rank."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Training functions of which it is told where the seconds before their first step went."""
+"""Training functions whose seconds before the first step are reported by cause."""
 
 from __future__ import annotations
 

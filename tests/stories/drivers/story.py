@@ -22,6 +22,25 @@ from powertrain.result.result import Result
 
 #: A story that does not get on within this time has hung.
 PATIENCE = 150.0
+#: Scenarios of the driver that run, on one machine, as where torch is not installed: a server that has loaded it is no
+#: part of them, and takes four seconds to.
+WITHOUT_TORCH = (
+    "save_when_asked",
+    "never_at_a_boundary",
+    "validate_asleep",
+    "with_a_child_of_its_own",
+    "trace_until_killed",
+    "track_until_killed",
+    "share_the_machine",
+    "talk",
+    "freeze",
+    "hang_in_a_callback",
+    "without_telemetry",
+    "without_uploaders",
+    "without_steering",
+)
+#: Scenarios about imports, and about how the interpreter itself ends a script: a fresh one runs them.
+ABOUT_THE_INTERPRETER = ("import_for_ever", "threads", "raise_beside_a_collective")
 
 
 def directory() -> Path:
@@ -40,7 +59,7 @@ def told(name: str) -> bool:
 
 
 def await_told(*names: str) -> None:
-    """Wait until all of these have been told."""
+    """Wait until all of these words were sent."""
     deadline = time.monotonic() + PATIENCE
     while not all(map(told, names)):
         if time.monotonic() > deadline:

@@ -39,7 +39,7 @@ def plain(config: dict[str, Any]) -> None:
 
 
 def population(config: dict[str, Any]) -> None:
-    """A score that a state carries on: whoever loads another's state shows it."""
+    """A score that a state carries on: a trial that loads another's state shows it."""
     score, steps = 0.0, 0
     checkpoint = tune.get_checkpoint()
     if checkpoint is not None:

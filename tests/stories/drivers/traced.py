@@ -18,7 +18,10 @@ def steps(config: dict[str, Any]) -> None:
     for number in range(config.get("steps", 150)):
         time.sleep(config.get("seconds", 0.002))
         train.report({"number": number})
+        if "dies" in config and number == config["at"]:
+            story.tell(f"rank {rank} has recorded")
         if rank == config.get("dies", -1) and number == config.get("at"):
+            story.await_told("rank 0 has recorded")
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -78,7 +78,7 @@ def resumable(config: dict[str, Any]) -> None:
 
 
 def _await(name: str) -> None:
-    """Wait until this was told; longer than stories do, because a server may have to start."""
+    """Wait until this word was sent; longer than stories do, because a server may have to start."""
     deadline = time.monotonic() + 900
     while not story.told(name):
         if time.monotonic() > deadline:

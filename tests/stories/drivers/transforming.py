@@ -32,9 +32,10 @@ from transformers import (
 import powertrain
 import powertrain.data
 from powertrain import Checkpoint, FailureConfig
+from powertrain.backend import TORCH_PRELOAD
 from powertrain.huggingface import TransformersTrainer
 from powertrain.huggingface.transformers import ReportCallback, prepare_trainer
-from powertrain.torch import TorchTrainer, prepare_data_loader
+from powertrain.torch import TorchConfig, TorchTrainer, prepare_data_loader
 
 ROWS, EVALUATED, LENGTH = 40, 7, 6
 
@@ -57,6 +58,12 @@ class Rows(Dataset[dict[str, Any]]):
         return row(index)
 
 
+class WithTransformers(TorchConfig):
+    """Workers on a node are forked from a process that has this module, and so Transformers, as they are here."""
+
+    preload = (*TORCH_PRELOAD, __name__)
+
+
 def make_model(dropout: float = 0.1) -> Any:
     """A language model. With dropout its random numbers must be those of an undisturbed run."""
     set_seed(7)
@@ -76,7 +83,7 @@ def make_model(dropout: float = 0.1) -> Any:
 
 
 class Diary:
-    """Writes down which rows a step has trained on, and fails where it is told to."""
+    """Writes down which rows a step has trained on, and fails at the given step."""
 
     def __init__(self, config: dict[str, Any], model: Any) -> None:
         context = powertrain.get_context()
@@ -263,6 +270,7 @@ def fit(
     made = kind(
         loop,
         train_loop_config={"name": name, **config},
+        torch_config=WithTransformers() if engine == "ray" else None,
         scaling_config=story.scaling(engine),
         run_config=story.run_config(
             name,
