@@ -193,9 +193,9 @@ def _descriptor_of(files: Storage, key: str) -> int:
 def _unknown(run: str, place: Storage, live: list[str]) -> str:
     names = run_names(place)
     near = difflib.get_close_matches(run, names, _NAMES_SHOWN)
-    told = near or names[:_NAMES_SHOWN]
-    hidden = len(names) - len(told)
-    there = f"It has {', '.join(map(repr, told))}" if told else "It has no runs"
+    shown = near or names[:_NAMES_SHOWN]
+    hidden = len(names) - len(shown)
+    there = f"It has {', '.join(map(repr, shown))}" if shown else "It has no runs"
     more = f" and {hidden} more" if hidden else ""
     going = f"Active on this machine: {', '.join(map(repr, sorted(set(live))))}." if live else ""
     return " ".join(

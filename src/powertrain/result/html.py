@@ -279,7 +279,7 @@ def _findings(findings: tuple[Finding, ...] | Unread) -> str:
 
 
 def _time(time: TimeCard | Unread) -> str:
-    """Return the phases of a step as one bar, then speed and goodput. An unreadable diagnosis is told below."""
+    """Return the phases of a step as one bar, then speed and goodput. An unreadable diagnosis is reported below."""
     if isinstance(time, Unread):
         return ""
     bar, words = [], []

@@ -181,18 +181,19 @@ class ClientSettings:
 
 def client_settings(address: Address, environ: Mapping[str, str]) -> ClientSettings:
     """Return the settings of an address, completed by the environment and by AWS's own files."""
-    said = address.parameters
-    endpoint = _endpoint(address, said, environ)
-    config = {"s3": _s3, "gcs": _gcs, "azure": _azure}[address.kind](address, said, environ, endpoint)
-    if said.get("anonymous", "").lower() == "true":
+    parameters = address.parameters
+    endpoint = _endpoint(address, parameters, environ)
+    config = {"s3": _s3, "gcs": _gcs, "azure": _azure}[address.kind](address, parameters, environ, endpoint)
+    if parameters.get("anonymous", "").lower() == "true":
         config["skip_signature"] = True
-    http_allowed = said.get("allow_http", "").lower() == "true" or endpoint.startswith("http://")
+    http_allowed = parameters.get("allow_http", "").lower() == "true" or endpoint.startswith("http://")
     return ClientSettings(
         kind=address.kind,
         bucket=address.bucket,
         config=tuple(sorted(config.items())),
-        allow_http=http_allowed or said.get("use_emulator", "").lower() == "true",
-        ca_file=said.get("tls_ca_file_path") or environ.get("AWS_CA_BUNDLE", "") * (address.kind == "s3"),
+        allow_http=http_allowed or parameters.get("use_emulator", "").lower() == "true",
+        ca_file=parameters.get("tls_ca_file_path")
+        or environ.get("AWS_CA_BUNDLE", "") * (address.kind == "s3"),
     )
 
 

@@ -91,12 +91,12 @@ def _in_words(text: str) -> str:
     """Return the core of a long message of obstore."""
     status = re.search(r"status code: (\d{3} [A-Za-z ]+)", text)
     if status:
-        told = [
+        details = [
             match[1]
             for match in (re.search(rf"<{tag}>(?:<!\[CDATA\[)?([^<\]]+)", text) for tag in _TOLD)
             if match
         ]
-        return f"{status[1].strip()}" + (f" ({': '.join(told)})" if told else "")
+        return f"{status[1].strip()}" + (f" ({': '.join(details)})" if details else "")
     where = re.search(r"https?://[^/\s]+", text)
     server = f" from {where[0]}" if where else ""
     if re.search(r"kind: Timeout|TimedOut|operation timed out", text):

@@ -1,7 +1,7 @@
 """Storage in a bucket of an object store: S3 and its likes, Google Cloud Storage, Azure.
 
-A put is whole or not there, and durable when the store answers: object stores guarantee that. Two starts are told apart
-by conditional writes. obstore makes the requests; its settings and the retries are here:
+A put is whole or not there, and durable when the store answers: object stores guarantee that. Two starts are
+distinguished by conditional writes. obstore makes the requests; its settings and the retries are here:
 
 - A transient failure (no connection, no reply, a server's error, "slow down") is retried with random exponential
   backoff, until the storage's ``timeout``; then it is an ``OSError``.

@@ -247,7 +247,7 @@ class Tuner:
             message = f"the sweep was interrupted and can be continued: Tuner.restore({where!r})"
             if received:
                 raise PreemptedError(message) if received == ["notice"] else KeyboardInterrupt(message)
-            screen.print_line(message)  # 'powertrain stop': as with a run, the script gets what there is
+            screen.print_line(message)  # 'powertrain stop': as with a run, the script gets the results so far
         if self._run.failure_config.fail_fast == "raise" and loop.errors:
             raise next(iter(loop.errors.values()))
         return self._results

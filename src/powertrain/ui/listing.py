@@ -138,7 +138,7 @@ def _spark(places: Places, record: RunRecord) -> dict[str, Any]:
     others = [name for name in names if name != chosen][: _MOST_VALUES - 1]
     small = spark(place, record.state, chosen) if chosen else None
     report = _report(places, record) if record.has_ended else None
-    told = [one for one in report.findings if one.severity != "info"] if report is not None else []
+    warnings = [one for one in report.findings if one.severity != "info"] if report is not None else []
     return {
         "spark": small,
         "others": [
@@ -146,7 +146,7 @@ def _spark(places: Places, record: RunRecord) -> dict[str, Any]:
             for name in others
             if (one := spark(place, record.state, name, pixels=1)) is not None
         ],
-        "finding": finding_view(told[0]) if told else None,
+        "finding": finding_view(warnings[0]) if warnings else None,
     }
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events: viewers are told that a run has changed, and fetch what they show of it.
+"""Server-sent events: viewers are notified that a run has changed, and fetch what they show of it.
 
 All viewers of a run share one task that looks for changes. It looks less often where looking, or making what viewers
 fetch, takes long: the dashboard of a run takes little of its machine's time.

@@ -101,21 +101,21 @@ def shortened(message: FromWorker, size: str) -> list[FromWorker]:
     Raises :class:`WireError` where the rank would wait for a reply to the omitted part."""
     most = f"more than the {amount(limits.MESSAGE_LIMIT)} that a message to the run may have"
     if isinstance(message, Outcome) and message.value:
-        told = (
+        words = (
             f"The training function returned a value of {size}, {most}; Result.return_value will be None. Report it as "
             "a checkpoint, or write it to a file and return the path."
         )
-        return [Noted(message=told), msgspec.structs.replace(message, value=b"")]
+        return [Noted(message=words), msgspec.structs.replace(message, value=b"")]
     if isinstance(message, Executed) and message.value:
         words = f"The function that was called in this rank returned a value of {size}, {most}."
         error = ErrorReport(type="WireError", message=words, traceback="")
         return [msgspec.structs.replace(message, value=b"", error=error)]
     if isinstance(message, Point) and message.metrics:
-        told = (
+        words = (
             f"The metrics of row {message.row} come to {size}, {most}; they were left out. Report large data as the "
             "files of a checkpoint."
         )
-        return [Noted(message=told), msgspec.structs.replace(message, metrics={}, originals={})]
+        return [Noted(message=words), msgspec.structs.replace(message, metrics={}, originals={})]
     if isinstance(message, Validated) and message.metrics:
         words = f"The validation function returned metrics of {size}, {most}."
         error = ErrorReport(type="WireError", message=words, traceback="")
@@ -123,11 +123,11 @@ def shortened(message: FromWorker, size: str) -> list[FromWorker]:
     if isinstance(message, (Stacks, Telemetry, ProcessOutput)):
         return [
             Noted(
-                message=f"What the run was told as {type(message).__name__} came to {size}, {most}; it was left out."
+                message=f"A message to the run ({type(message).__name__}) came to {size}, {most}; it was left out."
             )
         ]
     raise WireError(
-        f"What this process was to send to the run ({type(message).__name__}) comes to {size}, {most}. Pass large data "
+        f"A message of this process to the run ({type(message).__name__}) comes to {size}, {most}. Pass large data "
         "by files."
     )
 

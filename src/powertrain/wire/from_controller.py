@@ -25,8 +25,8 @@ class Execute(Message, frozen=True, tag="execute"):
 class Train(Message, frozen=True, tag="train"):
     """Call the user's function."""
 
-    #: Seconds for which reports without a waiting caller are batched, and between two heartbeats; 0 to send each at
-    #: once.
+    #: Seconds for which reports without a waiting caller are batched, and between two heartbeats; 0 for the worker's
+    #: own, which are shorter.
     gather: float = 0.0
 
 

@@ -153,7 +153,7 @@ class PartitionRows(Query):
     def compute(self, inputs: Sequence[Input], database: Database) -> QueryResult:
         [rows] = inputs
         rows.check_keys("repartition()", self.keys)
-        # A hash that no version of DuckDB changes. A null is told apart from its text by the mark before it.
+        # A hash that no version of DuckDB changes. A null differs from its text by the mark before it.
         text = " || ".join(
             f"coalesce('=' || {rows.sql(name)}::VARCHAR, '0') || chr(31)" for name in self.keys
         )

@@ -1,6 +1,6 @@
 """Profiles of ranks for the command line (``powertrain profile``).
 
-Each rank profiles its own next steps and sends the trace, which is kept in the run's directory. The client is told
+Each rank profiles its own next steps and sends the trace, which is kept in the run's directory. The client is notified
 where, rank by rank, and meanwhile which ranks are still to come.
 """
 

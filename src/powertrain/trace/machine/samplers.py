@@ -157,24 +157,24 @@ class _Gpu:
             return None
 
     def look(self) -> dict[str, Any]:
-        told: dict[str, Any] = {}
+        sample: dict[str, Any] = {}
         library, handle = self._library, self._handle
         with contextlib.suppress(Exception):  # a GPU may support none of these
-            told["gpu_busy"] = library.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0
+            sample["gpu_busy"] = library.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0
         with contextlib.suppress(Exception):  # not all devices keep them, and there may be no new one
-            told["gpu_busy"] = self._busy_since_last_look()
+            sample["gpu_busy"] = self._busy_since_last_look()
         with contextlib.suppress(Exception):
             memory = library.nvmlDeviceGetMemoryInfo(handle)
-            told |= {"gpu_memory": memory.used / _MIB, "gpu_memory_total": memory.total / _MIB}
+            sample |= {"gpu_memory": memory.used / _MIB, "gpu_memory_total": memory.total / _MIB}
         with contextlib.suppress(Exception):
-            told["gpu_power"] = library.nvmlDeviceGetPowerUsage(handle) / 1000.0
+            sample["gpu_power"] = library.nvmlDeviceGetPowerUsage(handle) / 1000.0
         with contextlib.suppress(Exception):
-            told["gpu_temperature"] = float(
+            sample["gpu_temperature"] = float(
                 library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)
             )
         with contextlib.suppress(Exception):
-            told["throttle"] = throttling(library.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-        return told
+            sample["throttle"] = throttling(library.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        return sample
 
     def _busy_since_last_look(self) -> float:
         """Return the mean of the device's own samples of whether a kernel ran, five to six a second."""

@@ -227,8 +227,8 @@ class OptunaSearch(Searcher):
             self._freeze_parameters(parameters, f"The configuration of {trial_id}")
         except ConfigError:
             return False
-        asked = run.trials.get(trial_id)
-        if asked is None or not _are_close(parameters, asked.params):
+        trial = run.trials.get(trial_id)
+        if trial is None or not _are_close(parameters, trial.params):
             self.on_trial_complete(trial_id, None, error=True)
             run.adopted[trial_id] = parameters, {}
         run.drawn[trial_id] = dict(parameters) if callable(self._space) else self._pick_drawn(config)

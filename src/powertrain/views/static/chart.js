@@ -74,7 +74,7 @@ export class LineChart {
     this.cursor = null;
     this.title = h("h3", { id: `${this.id}-title` });
     this.value = h("p", { class: "chart-value" });
-    this.svg = s("svg", { class: "plot", role: "slider", "aria-orientation": "horizontal", tabindex: 0, height: this.options.height });
+    this.svg = s("svg", { class: "plot", role: "slider", "aria-orientation": "horizontal", "aria-label": "Chart", "aria-valuenow": 0, "aria-valuetext": "no values", tabindex: 0, height: this.options.height });
     this.tip = h("div", { class: "tip", hidden: true });
     this.legend = h("ul", { class: "legend" });
     this.details = h("details", { class: "as-table", ontoggle: () => this.drawTable() }, h("summary", null, "Table"));

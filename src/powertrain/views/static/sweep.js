@@ -10,7 +10,7 @@ export function sweepPage(main, id) {
   const header = h("header", { class: "run-head" });
   const lines = h("div", { class: "body" }), importance = h("div", { class: "body" }), trials = h("div", { class: "body" });
   const curves = new LineChart({ height: 240 });
-  const plot = s("svg", { class: "plot parallel", role: "img", height: HEIGHT });
+  const plot = s("svg", { class: "plot parallel", role: "img", "aria-label": "Parallel coordinates", height: HEIGHT });
   const part = (name, title, body) => h("section", { id: name, "aria-labelledby": `${name}-title` }, h("h2", { id: `${name}-title` }, title), body);
   lines.append(h("figure", { class: "chart wide scroll" }, plot));
   replace(main, header, part("parallel", "Parameters", lines), h("div", { class: "columns two" }, part("curves", "Learning curves", h("div", { class: "body" }, curves.element)), part("importance", "Importance", importance)), part("trials", "Trials", trials));

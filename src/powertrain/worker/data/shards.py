@@ -399,8 +399,8 @@ class Shards:
             self._refresh()
 
     def _warn_of_mixed_weights(self) -> None:
-        told, self._told_of_weights = self._told_of_weights, True
-        if not told and self._session.place.rank == 0:
+        is_repeated, self._told_of_weights = self._told_of_weights, True
+        if not is_repeated and self._session.place.rank == 0:
             self.warn(
                 "Two datasets are read for each optimizer step, and their last steps have different numbers of rows on "
                 "a rank: the gradient is weighed by the one that is read last. Give both the same global_batch_size "
