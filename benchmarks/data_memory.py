@@ -82,7 +82,7 @@ class Streaming:
 
 
 def run_script(script: str, directory: Path, workspace: Path, **settings: int) -> tuple[dict[str, Any], Any]:
-    """Runs one of ``data_memory_scripts/`` in a new ``workspace``; returns what it told and how it ended."""
+    """Runs one of ``data_memory_scripts/`` in a new ``workspace``; returns its figures and how it ended."""
     workspace.mkdir()
     command = (sys.executable, str(SCRIPTS / script), str(directory), json.dumps(settings))
     ended = run_to_end(command, workspace=workspace, timeout=TIMEOUT_SECONDS, grace=5.0)

@@ -149,7 +149,7 @@ def _serve(temporary: str, worker: dict[str, float], most: int, idle_s: float, o
         },
     )
     print("ADDRESS " + cluster.address, flush=True)
-    sys.stdin.read()  # until whoever has asked for the cluster is done with it, or gone
+    sys.stdin.read()  # until the process that started the cluster is done with it, or gone
 
 
 def _end_all_below() -> None:

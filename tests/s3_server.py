@@ -50,7 +50,15 @@ class S3Server:
         return uri(self.port, path)
 
     def make_bucket(self, name: str) -> None:
-        request = urllib.request.Request(f"{self.endpoint}/{name}", method="PUT")
+        self._send("PUT", name)
+
+    def empty(self) -> None:
+        """Remove everything but an empty :data:`BUCKET`."""
+        self._send("POST", "moto-api/reset")
+        self.make_bucket(BUCKET)
+
+    def _send(self, method: str, path: str) -> None:
+        request = urllib.request.Request(f"{self.endpoint}/{path}", method=method)
         with _direct.open(request, timeout=10):
             pass
 
@@ -105,7 +113,7 @@ def _free_port() -> int:
 
 
 class Proxy:
-    """Passes TCP connections on to a port of this machine, as well as it is told to. Use it with ``with``.
+    """Passes TCP connections on to a port of this machine, with the faults that a test sets. Use it with ``with``.
 
     - ``refuse()``: nobody listens on its port.
     - ``hang()``: connections are taken and nothing is passed on, either way.

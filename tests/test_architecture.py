@@ -191,7 +191,7 @@ def points_down(found: Import) -> bool:
         return True
     if below in OUTSIDE:
         return False
-    # A room without a floor is told by a test of its own.
+    # A package without a layer is found by a test of its own.
     return FLOOR_OF.get(above, -1) < FLOOR_OF.get(below, len(FLOORS))
 
 

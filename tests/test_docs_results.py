@@ -32,7 +32,7 @@ def test_every_block_of_the_guide_runs(tmp_path: Path) -> None:
 def test_its_table_names_every_attribute_of_a_result() -> None:
     rows = [line.split("|")[1] for line in GUIDE.read_text("utf-8").splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`(\w+)", row)}
-    methods = {"from_path", "plot", "open_return_value"}  # told in words of their own
+    methods = {"from_path", "plot", "open_return_value"}  # each has a paragraph of its own
     read = {name for name in (*dir(Result), *vars(Result(path="p", state="s"))) if not name.startswith("_")}
     assert documented == read - methods
 

@@ -28,7 +28,7 @@ def test_every_block_of_the_guide_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-def test_what_it_shows_of_one_who_waits_is_what_is_told() -> None:
+def test_the_example_of_a_waiting_run_is_what_the_product_prints() -> None:
     mine = wish("run letters", 1)
     held = Holding(run="run digits", host="host-a", pid=4711, gpus=("0",))
     told = reason(mine, [held], QueuePosition(2, wish("run words", 4802)))

@@ -26,7 +26,7 @@ def output_of(script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_server_tells_how_each_child_has_ended() -> None:
+def test_a_server_reports_how_each_child_has_ended() -> None:
     script = """
         import os, signal, socket
         from powertrain.fork_server import ForkServer

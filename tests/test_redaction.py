@@ -73,7 +73,7 @@ ADDRESSES = (
     "git+https://%s@host/repository.git",
     "file://user:%s@host/x",
 )
-#: Those of which a secret that was not percent-encoded can still be told from the rest.
+#: Addresses in which a secret that was not percent-encoded can still be separated from the rest.
 RAW = tuple(address for address in ADDRESSES if ":%s@" in address and "=" not in address) + tuple(
     address for address in ADDRESSES if address.endswith("=%s")
 )

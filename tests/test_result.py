@@ -239,7 +239,7 @@ def test_ranks_that_are_none_are_refused(tmp_path: Path, ranks: Any) -> None:
         Result.from_path(tmp_path / "run").dataframe(ranks=ranks)
 
 
-def test_a_value_that_the_journal_tells_of_and_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_value_that_the_journal_names_and_that_is_missing_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "run", end=ended("failed", returned=12))
     with pytest.raises(StorageError, match="returned a value that was not kept in its directory"):
         Result.from_path(tmp_path / "run").return_value  # noqa: B018
@@ -262,7 +262,7 @@ def test_a_value_is_kept_on_any_storage_and_can_be_removed(storage: Storage) -> 
     assert "secret_key=testing" not in str(caught.value)
 
 
-def test_a_large_value_is_not_kept_and_the_reason_is_told(
+def test_a_large_value_is_not_kept_and_the_reason_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(return_value, "LARGEST", 10**6)

@@ -151,7 +151,7 @@ def page_of(path: Path) -> Page:
     return Page(Result.from_path(path)._repr_html_())
 
 
-def test_a_run_is_told_with_all_that_it_left(tmp_path: Path) -> None:
+def test_a_run_is_reported_with_all_that_it_left(tmp_path: Path) -> None:
     start = ev.StartupMeasured(time=BEGAN + 3, attempt=0, seconds=2.5, world_size=2, path={"fork": 2.5})
     failed = ev.Ended(time=BEGAN + 100, state="failed", reason="that was enough", rows=1234, seconds=100.0)
     again = ev.Failed(
@@ -172,7 +172,7 @@ def test_a_run_is_told_with_all_that_it_left(tmp_path: Path) -> None:
     assert re.search(r"c4 \N{BLACK STAR} best row 4 .* c8 newest row 8", text)
 
 
-def test_the_findings_are_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_findings_are_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write(tmp_path / "run", points([1], lambda row, rank: {"loss": 1}))
     result = Result.from_path(tmp_path / "run")
     found = Finding(kind="input_bound", severity="warning", summary="Ranks wait.", action="Add workers.")

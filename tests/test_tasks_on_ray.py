@@ -88,7 +88,7 @@ class TestConnected:
         assert powertrain.get(assigned.remote())[1] == {"CPU": 2.0, "custom": 1.0}
         assert powertrain.get(other.remote()) == ("other", {"CPU": 1.0, "custom": 1.0})
 
-    def test_an_error_in_a_task_is_told_with_its_traceback(self) -> None:
+    def test_an_error_in_a_task_is_reported_with_its_traceback(self) -> None:
         @powertrain.remote
         def divide(a: int) -> float:
             return a / 0
@@ -192,7 +192,7 @@ def test_breakpoint_stays_what_it_was_for_this_process(
 
 
 @pytest.mark.usefixtures("environment")
-def test_a_connection_that_somebody_else_made_stays(ray_nodes: RayNodes) -> None:
+def test_a_connection_that_other_code_made_stays(ray_nodes: RayNodes) -> None:
     ray.init(address=ray_nodes.address, log_to_driver=False)
     try:
         assert powertrain.is_initialized(), "Ray is, and scripts ask before they call init"

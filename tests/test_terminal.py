@@ -327,7 +327,7 @@ def test_the_region_says_why_slots_are_waited_for() -> None:
 # --------------------------------------------------------------------------- plain lines
 
 
-def test_plain_lines_tell_start_and_training() -> None:
+def test_plain_lines_show_start_and_training() -> None:
     view = RunView(name="digits", path="/runs/digits")
     said = narrated(view, Narrator(view), [run_started(), *starting_facts()])
     assert said == [
@@ -337,7 +337,7 @@ def test_plain_lines_tell_start_and_training() -> None:
     ]
 
 
-def test_a_start_without_a_first_step_is_told_only_to_who_wants_to_know_all() -> None:
+def test_a_start_without_a_first_step_is_shown_only_at_the_highest_verbosity() -> None:
     cut_off = startup_measured(unfinished=(0,), rank=0)
     view = trained_view()
     assert narrated(view, Narrator(view), [cut_off]) == []
@@ -345,7 +345,7 @@ def test_a_start_without_a_first_step_is_told_only_to_who_wants_to_know_all() ->
     assert said[0].startswith("[digits] rank 0 had made no step and no report after 2.5 s: ")
 
 
-def test_of_a_start_that_an_old_journal_tells_by_phases_nothing_is_said() -> None:
+def test_a_start_that_an_old_journal_records_by_phases_is_not_reported() -> None:
     old = ev.decode(
         b'{"fact":"startup_measured","time":1.0,"attempt":0,"rank":1,"phase":"fork","seconds":0.5}'
     )
@@ -385,7 +385,7 @@ def test_progress_comes_at_once_and_then_every_few_seconds_with_commits_folded_i
     assert "checkpoint" not in said[2]
 
 
-def test_what_becomes_of_checkpoints_is_told() -> None:
+def test_commits_and_losses_of_checkpoints_are_shown() -> None:
     view = trained_view()
     said = narrated(
         view,
@@ -547,7 +547,7 @@ def test_no_failures_still_make_a_sentence() -> None:
 # --------------------------------------------------------------------------- the end card
 
 
-def test_the_end_card_tells_all_that_matters() -> None:
+def test_the_end_card_shows_all_that_matters() -> None:
     commit = ev.Committed(time=8.0, attempt=0, row=30, checkpoint="checkpoint_000030")
     view = trained_view(commit)
     view.on_row(30, {"loss": 0.25}, 9.0)
@@ -661,7 +661,7 @@ def test_log_to_file_keeps_the_ranks_output_off_the_terminal() -> None:
     assert stream.getvalue() == "[digits] warning: shown\n"
 
 
-def test_while_somebody_else_talks_in_the_terminal_lines_are_kept() -> None:
+def test_lines_are_kept_while_other_code_prints_to_the_terminal() -> None:
     terminal, stream = plain_terminal()
     terminal.hold()
     terminal.output(0, b"meanwhile\n")
@@ -729,7 +729,7 @@ def test_no_stream_at_all_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal.close()
 
 
-def test_a_pipe_that_nobody_reads_delays_lines_but_never_the_caller() -> None:
+def test_a_pipe_that_is_not_read_delays_lines_but_never_the_caller() -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
         terminal = Terminal("digits", "/runs/digits", stream=stream)
@@ -867,7 +867,7 @@ def test_two_live_runs_share_one_region_and_lose_nothing() -> None:
     assert screen._live_owner is None
 
 
-def test_the_live_region_is_gone_while_somebody_else_talks_in_the_terminal() -> None:
+def test_the_live_region_is_gone_while_other_code_prints_to_the_terminal() -> None:
     stream = FakeTty()
     terminal = Terminal("digits", "/runs/digits", stream=stream, live=True)
     try:
@@ -974,7 +974,7 @@ def test_the_live_view_appears_on_a_terminal_and_leaves_it_clean(
     assert "\x1b[1A" not in after_card, "the region was drawn again after the end card"
 
 
-def test_a_hang_is_told_in_its_own_lines_with_the_place_of_all_stacks() -> None:
+def test_a_hang_is_reported_in_its_own_lines_with_the_place_of_all_stacks() -> None:
     view = RunView(name="digits", path="/runs/digits")
     noticed = ev.HangNoticed(
         time=1.0, attempt=0, row=7, ranks=(1,), waiting=(0,), seconds=5.0, message="No step for 5 s.\nRank 1 sleeps.",

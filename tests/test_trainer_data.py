@@ -166,7 +166,7 @@ def test_a_dataset_that_cannot_travel_is_named() -> None:
 
 
 @pytest.mark.usefixtures("node")
-def test_a_function_that_asks_for_data_it_was_not_given_is_told_so() -> None:
+def test_a_function_that_requests_data_it_was_not_given_gets_an_error() -> None:
     def ask() -> None:
         powertrain.get_dataset_shard("test")
 

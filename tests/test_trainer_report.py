@@ -69,7 +69,7 @@ def test_a_report_that_cannot_be_written_is_one_warning(
 
 
 @pytest.mark.parametrize(("trace", "told"), [(None, 0), (False, 1)], ids=["diagnosed", "alone"])
-def test_storage_that_does_not_respond_is_not_waited_for_and_told_once(
+def test_storage_that_does_not_respond_is_not_waited_for_and_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: bool | None, told: int
 ) -> None:
     warnings: list[str] = []

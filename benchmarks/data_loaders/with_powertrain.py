@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch  # noqa: F401  (imports are nobody's opening)
+import torch  # noqa: F401  (imports do not count as opening)
 from measuring import Epoch, Request, measure
 from schemas import IMAGES
 

@@ -16,6 +16,9 @@ from torch.utils.data import DataLoader
 #: Steps at the start of a block that are not counted: caches are cold after switching.
 SETTLING_STEPS = 5
 _WIDTH = 64
+#: Nanoseconds that a multiplication takes at least. On a busy machine a step with more of them may seem no longer, and
+#: their number would have no limit.
+_LEAST_NS = 1_000.0
 
 
 class Model(nn.Module):
@@ -60,7 +63,7 @@ class Training:
         self.model.multiplications = 21
         # A part of a few multiplications overlaps with other work, so that more of them take longer than expected.
         for _ in range(3):
-            each = max((_quick(self.run(100)) - short) / (self.model.multiplications - 1), 1.0)
+            each = max((_quick(self.run(100)) - short) / (self.model.multiplications - 1), _LEAST_NS)
             self.model.multiplications = 2 + max(0, round((seconds * 1e9 - short) / each))
 
     def run(

@@ -43,7 +43,7 @@ def test_an_option_without_effect_is_named_once_with_the_reason(lines: Any) -> N
     assert "concurrency_group (all methods share max_concurrency), of Counter.add" in called
 
 
-def test_a_value_that_asks_for_what_happens_anyway_says_nothing(lines: Any) -> None:
+def test_a_value_that_requests_what_happens_anyway_gives_no_notice(lines: Any) -> None:
     options.of_a_task({"max_retries": 0, "num_returns": 1, "memory": None, "name": "first"}, "load")
     options.of_an_actor({"max_restarts": 0, "get_if_exists": False, "lifetime": "non_detached"}, "Counter")
     assert lines() == []

@@ -77,7 +77,7 @@ def test_each_commit_takes_the_next_link_and_names_its_lease() -> None:
     ]
 
 
-def test_after_a_takeover_the_earlier_controller_is_fenced_and_told_by_whom() -> None:
+def test_after_a_takeover_the_earlier_controller_is_fenced_with_the_name_of_the_new_one() -> None:
     memory: Any = Memory()
     memory.put("lease/0002", json.dumps({"host": "node-7", "pid": 4711}).encode())
     first = Chain.take_over(memory, 1)
@@ -110,7 +110,9 @@ def test_one_that_froze_between_its_link_and_its_manifest_finds_the_manifest_voi
     assert committed(memory) == []
 
 
-def test_a_checkpoint_that_was_voided_by_one_who_never_took_over_is_lost_but_the_run_goes_on() -> None:
+def test_a_checkpoint_that_was_voided_by_a_controller_that_never_took_over_is_lost_but_the_run_goes_on() -> (
+    None
+):
     memory: Any = Memory()
     chain = Chain.take_over(memory, 1)
     memory.put("checkpoints/a/.powertrain-manifest.json", mf.void(2))
@@ -229,7 +231,7 @@ class _Controller:
                     commit_one(self, chain, name)
                     self.committed.append(name)
                 except CheckpointError:
-                    pass  # somebody voided it and never took over
+                    pass  # another controller voided it and never took over
                 except OSError:
                     number -= self._again
                 number += 1

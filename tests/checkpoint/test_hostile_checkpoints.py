@@ -1,4 +1,4 @@
-"""Checkpoints whose files are not what they were, or were made by somebody else on purpose."""
+"""Checkpoints whose files are not what they were, or were forged."""
 
 from __future__ import annotations
 
@@ -175,7 +175,9 @@ def test_a_link_in_the_place_of_the_mark_does_not_count(storage: Storage, privat
     assert committed(storage) == []
 
 
-def test_a_directory_that_cannot_be_marked_is_told(private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_marked_is_reported(
+    private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(30, "Read-only file system")
 

@@ -292,7 +292,7 @@ with Checkpoint(sys.argv[1]).as_directory() as path:
 
 
 class _User:
-    """Another process that uses a checkpoint until it is told to leave."""
+    """Another process that uses a checkpoint until it is asked to leave."""
 
     def __init__(self, checkpoint: Checkpoint, tmp: Path) -> None:
         self.process = subprocess.Popen(

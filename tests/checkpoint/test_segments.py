@@ -1,4 +1,4 @@
-"""Segments are used again as soon as nobody needs them, and never before."""
+"""Segments are used again as soon as no reader needs them, and never before."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_a_file_of_another_save_is_noticed(two_ranks: Path, tmp_path_factory: py
     assert "another save" in damaged(two_ranks)
 
 
-def test_a_part_that_nobody_wrote_is_noticed(two_ranks: Path) -> None:
+def test_a_part_that_no_rank_wrote_is_noticed(two_ranks: Path) -> None:
     weight = numbers((4, 3))
     planner = SharePlanner(1, 2)
     planner.set_up_planner({"weight": weight}, None, False)  # rank 1 as if it had no bias

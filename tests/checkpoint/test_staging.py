@@ -163,7 +163,7 @@ def test_the_limit_is_divided_among_the_ranks_of_a_node(root: str, tmp_path: Pat
     assert asked == [(2, 8, 10)]
 
 
-def test_who_waits_for_room_is_let_go_when_the_run_ends(root: str, tmp_path: Path) -> None:
+def test_a_thread_that_waits_for_room_is_let_go_when_the_run_ends(root: str, tmp_path: Path) -> None:
     asked = threading.Event()
     staging = Staging(root, 0, 0, limit=10, full=lambda *_: asked.set())
     staging.stage(1, fill(tmp_path / "own", weights="12345678"))

@@ -1,4 +1,4 @@
-"""Uploads: files become durable in storage with their hashes, trouble is told and tried again, twice is harmless."""
+"""Uploads: files become durable in storage with their hashes, failures are reported and retried."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_link_to_shared_memory_is_copied_and_the_memory_stays(node: Node, tmp_
     assert segment.exists()
 
 
-def test_being_told_twice_is_harmless(node: Node) -> None:
+def test_a_repeated_upload_order_is_harmless(node: Node) -> None:
     order = node.stage(a="1")
     node.uploader.upload(order)
     first = node.answer()
@@ -119,7 +119,7 @@ def test_being_told_twice_is_harmless(node: Node) -> None:
     assert node.answer() == first
 
 
-def test_storage_that_refuses_is_tried_again_and_what_it_says_is_told(node: Node) -> None:
+def test_storage_that_refuses_is_tried_again_and_what_it_says_is_reported(node: Node) -> None:
     refusals = iter([OSError(5, "Input/output error"), OSError(28, "No space left on device")])
 
     def refuse(kind: str, target: str) -> None:
@@ -157,14 +157,14 @@ def test_a_refusal_that_is_final_is_not_tried_again(node: Node) -> None:
     assert "does not exist" in node.answer().error
 
 
-def test_a_staged_file_that_is_gone_is_told_at_once(node: Node) -> None:
+def test_a_staged_file_that_is_gone_is_reported_at_once(node: Node) -> None:
     order = node.stage(a="1")
     source_of(order.staged, "a").unlink()
     node.uploader.upload(order)
     assert "No such file" in node.answer().error
 
 
-def test_a_share_that_was_dropped_is_removed_and_not_told_of(tmp_path: Path) -> None:
+def test_a_share_that_was_dropped_is_removed_and_not_reported(tmp_path: Path) -> None:
     node = Node(tmp_path)
     order = node.stage(a="1")
     waiting: queue.SimpleQueue[None] = queue.SimpleQueue()

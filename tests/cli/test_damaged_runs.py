@@ -57,7 +57,7 @@ def as_garbage(path: Path) -> None:
 
 @pytest.fixture
 def unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[Path], None]]:
-    """A file that the system refuses to open, whoever asks: root may read everything."""
+    """A file that the system refuses to open for any user: root may read everything."""
 
     def refusing(number: int) -> Callable[[Path], None]:
         def refuse(path: Path) -> None:

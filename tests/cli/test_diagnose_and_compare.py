@@ -51,7 +51,7 @@ def test_diagnose_takes_the_attempt_and_the_path_it_is_given(place: Storage, tmp
     assert "(100 steps" in invoke("diagnose", str(there), "--attempt", "0").output
 
 
-def test_a_run_without_a_trace_is_told_in_one_sentence(place: Storage) -> None:
+def test_a_run_without_a_trace_is_reported_in_one_sentence(place: Storage) -> None:
     place.put("untraced/journal/0001-000001.jsonl", b"")
     with pytest.raises(StorageError, match="has no recorded steps"):
         invoke("diagnose", "untraced")
@@ -65,7 +65,7 @@ def test_a_run_without_a_trace_is_told_in_one_sentence(place: Storage) -> None:
         (0.0, 10, 4, "b cannot be compared with a"),
     ],
 )
-def test_compare_tells_ci_by_its_exit_code(
+def test_compare_reports_to_ci_by_its_exit_code(
     place: Storage, seconds: float, steps: int, code: int, said: str
 ) -> None:
     record(place.child("a"), synthetic.run(0))
@@ -109,7 +109,7 @@ def test_trace_export_of_more_steps_than_there_are_takes_all(place: Storage, tmp
     assert CliRunner().invoke(app, ["trace", "export", "run", "--last", "0"]).exit_code == 2
 
 
-def test_a_large_trace_is_told_its_size_and_how_to_take_a_part(
+def test_a_large_trace_is_refused_with_its_size_and_how_to_take_a_part(
     place: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(place.child("run"), synthetic.run(0, steps=30))

@@ -54,7 +54,7 @@ def test_a_bare_name_is_first_that_of_a_run_under_way(place: Storage, going: Goi
     assert find_run("run").place.uri == f"{place.uri}/run"
 
 
-def test_two_runs_of_one_name_are_told_by_their_paths(place: Storage, going: Going) -> None:
+def test_two_runs_of_one_name_are_distinguished_by_their_paths(place: Storage, going: Going) -> None:
     with going("run", "/here/run"), going("run", "/there/run"):
         with pytest.raises(StorageError, match=r"2 active runs are named 'run': .*/here/run"):
             find_run("run")
@@ -91,7 +91,9 @@ def test_runs_under_way_elsewhere_are_listed_too(place: Storage, going: Going) -
         assert f"far is running at /elsewhere/far (pid {os.getpid()})." in invoke("ls").output
 
 
-def test_an_unknown_name_is_told_with_the_nearest_and_those_under_way(place: Storage, going: Going) -> None:
+def test_an_unknown_name_is_reported_with_the_nearest_and_those_under_way(
+    place: Storage, going: Going
+) -> None:
     for name in ("digits-1", "digits-2", "faces"):
         write(place.child(name))
     with going("letters", "/elsewhere/letters"), pytest.raises(StorageError) as refused:
@@ -101,7 +103,7 @@ def test_an_unknown_name_is_told_with_the_nearest_and_those_under_way(place: Sto
     assert "Active on this machine: 'letters'." in said
 
 
-def test_who_stands_in_the_directory_of_a_run_may_call_it_a_dot(place: Storage) -> None:
+def test_in_the_directory_of_a_run_a_dot_names_it(place: Storage) -> None:
     write(place.child("run"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(f"{place.uri}/run/journal")
@@ -110,13 +112,13 @@ def test_who_stands_in_the_directory_of_a_run_may_call_it_a_dot(place: Storage) 
         assert find_run(".").name == "run"
 
 
-def test_an_empty_name_is_told_as_such() -> None:
+def test_an_empty_name_is_reported_as_such() -> None:
     with pytest.raises(StorageError, match="The name of the run is empty"):
         find_run("")
 
 
 @pytest.mark.parametrize("path", ["/nowhere/at/all", "./nothing", "/"])
-def test_a_path_without_a_run_is_told(path: str) -> None:
+def test_a_path_without_a_run_is_reported(path: str) -> None:
     with pytest.raises(StorageError, match=r"There is no run at .*: it has no journal"):
         find_run(path)
 

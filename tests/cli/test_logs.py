@@ -149,7 +149,9 @@ def test_a_huge_log_is_never_held_in_memory(run: Storage, tmp_path: Path) -> Non
         (["--attempt", "3"], r"no logs of attempt 3, only of \[0\]\."),
     ],
 )
-def test_what_has_no_log_is_told_with_what_has(run: Storage, arguments: list[str], said: str) -> None:
+def test_a_missing_log_is_reported_with_those_that_exist(
+    run: Storage, arguments: list[str], said: str
+) -> None:
     write(run)
     put_log(run, 0, b"a\n")
     with pytest.raises(StorageError, match=said):
@@ -198,9 +200,7 @@ def test_following_a_run_whose_process_is_gone_ends_and_says_so(run: Storage) ->
     assert f"its process ({gone.pid}) is gone, and left it training" in followed.stderr
 
 
-def test_who_follows_sees_lines_when_they_are_whole_and_leaves_quietly_on_ctrl_c(
-    run: Storage, tmp_path: Path
-) -> None:
+def test_following_shows_whole_lines_and_ends_quietly_on_ctrl_c(run: Storage, tmp_path: Path) -> None:
     write(run, ended="")
     put_log(run, 0, b"first\nhal")
     log = run.local_path("logs/attempt-0/rank-00000.log")

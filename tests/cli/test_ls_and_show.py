@@ -183,7 +183,7 @@ def commit(place: Storage, run: str, **more: Any) -> None:
     place.put(f"{run}/checkpoints/{_CHECKPOINT}/{mf.MANIFEST_NAME}", mf.encode(manifest))
 
 
-def test_show_tells_state_attempts_checkpoints_and_failures(place: Storage) -> None:
+def test_show_reports_state_attempts_checkpoints_and_failures(place: Storage) -> None:
     write(place, "digits", failed_once("digits"))
     commit(place, "digits")
     lines = output_of("show", "digits").splitlines()
@@ -201,7 +201,7 @@ def test_show_tells_state_attempts_checkpoints_and_failures(place: Storage) -> N
     assert "train.py:42 in loop" in text
 
 
-def test_show_tells_how_far_data_had_been_read_at_the_newest_checkpoint(place: Storage) -> None:
+def test_show_reports_how_far_data_had_been_read_at_the_newest_checkpoint(place: Storage) -> None:
     write(place, "digits", failed_once("digits"))
     commit(place, "digits", extras={"data": {"train": {"epoch": 3, "position": 9, "rows": 20}}})
     assert "data      train: epoch 3, 45 %" in output_of("show", "digits").splitlines()
@@ -216,7 +216,7 @@ def test_show_ends_with_what_rank_0_reported_last(place: Storage) -> None:
     assert output_of("show", "digits").splitlines()[-2:] == ["last metrics of rank 0", "  loss = 0.5"]
 
 
-def test_show_tells_why_a_run_that_got_no_room_failed_and_its_clock_stands(place: Storage) -> None:
+def test_show_reports_why_a_run_that_got_no_room_failed_and_its_clock_stands(place: Storage) -> None:
     at = time.time() - 600
     reason = "There was no room for the run within 5 s: 2 GPUs are missing."
     facts: list[ev.Event] = [
@@ -252,7 +252,7 @@ def test_show_leaves_out_what_a_run_does_not_have(place: Storage) -> None:
     assert not {"checkpoints", "failures", "last metrics of rank 0"} & set(text.splitlines())
 
 
-def test_show_tells_what_a_run_under_way_is_doing() -> None:
+def test_show_reports_what_a_run_under_way_is_doing() -> None:
     facts = trained("digits", at=1000.0)
     stands = Description(
         state="training",
@@ -275,7 +275,7 @@ def test_show_tells_what_a_run_under_way_is_doing() -> None:
     assert "now       no row yet" in young
 
 
-def test_show_tells_what_a_run_without_room_waits_for() -> None:
+def test_show_reports_what_a_run_without_room_waits_for() -> None:
     now = time.time()
     asked: list[ev.Event] = [started("digits", at=now), ev.SlotsRequested(time=now, attempt=0, count=1)]
     reason = "waiting for 1 GPU held by run letters (pid 7 on here); 1st in line"

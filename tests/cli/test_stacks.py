@@ -30,7 +30,7 @@ def seen(
     return RankSeen(rank=rank, processes=[process], where=Where(frame=line, inside=inside, call=call), row=4)
 
 
-def test_ranks_at_the_same_place_are_told_together_and_one_of_each_with_its_threads() -> None:
+def test_ranks_at_the_same_place_are_reported_together_and_one_of_each_with_its_threads() -> None:
     asleep = Frame(file="/home/me/data.py", line=12, function="load", source="time.sleep(100)")
     ranks = [*(seen(rank, "collective", "all_reduce") for rank in range(7)), seen(7, line=asleep)]
     stands = Description(state="training", attempt=1, workers=8)
@@ -65,14 +65,14 @@ def test_ranks_that_were_named_are_all_shown() -> None:
         ("", "", "sleeping", True, "held by a debugger at /home/me/train.py:31"),
     ],
 )
-def test_what_a_rank_does_is_told_before_where(
+def test_a_hang_notice_says_what_a_rank_does_before_where(
     inside: str, awaits: str, state: str, debugged: bool, said: str
 ) -> None:
     words = where_in_words(Where(frame=_LINE, inside=inside, call=""), awaits, state, debugged=debugged)
     assert words.startswith(said)
 
 
-def test_a_rank_of_which_nothing_is_known_is_told_too() -> None:
+def test_a_rank_of_which_nothing_is_known_is_reported_too() -> None:
     assert where_in_words(None, state="gone") == "gone"
     assert where_in_words(None, state="running") == "running no Python that could be seen"
 

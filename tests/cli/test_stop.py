@@ -1,4 +1,4 @@
-"""``powertrain stop`` where there is nothing to stop; runs that are stopped are told in ``tests/stories``."""
+"""``powertrain stop`` where there is nothing to stop; runs that are stopped are in ``tests/stories``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_run_that_is_over_cannot_be_stopped_and_says_how_it_ended(place: Stora
         (socket.gethostname(), "which has exited, or does not accept connections of this user."),
     ],
 )
-def test_a_run_that_is_out_of_reach_is_told_with_who_runs_it(place: Storage, host: str, said: str) -> None:
+def test_a_run_that_is_out_of_reach_is_reported_with_its_owner(place: Storage, host: str, said: str) -> None:
     write(place.child("run"), ended="")
     hold(place.child("run"), host)
     for verb in (["stop", "run"], ["stacks", "run"]):

@@ -118,7 +118,7 @@ def test_ls_goes_on_after_a_sweep_that_cannot_be_read(place: Storage) -> None:
         ("many", {}, None),
     ],
 )
-def test_how_many_trials_there_will_be_is_told_where_it_is_known(
+def test_the_number_of_trials_is_shown_where_it_is_known(
     samples: Any, space: dict[str, Any], total: int | None
 ) -> None:
     assert count_trials(SweepState(), {"num_samples": samples, "param_space": space}) == total
@@ -171,7 +171,7 @@ def test_reports_that_are_left_out_change_nothing_of_where_trials_stand(steps: l
         }
 
 
-def test_show_tells_what_was_searched_for_the_trials_and_the_best(place: Storage) -> None:
+def test_show_reports_what_was_searched_for_the_trials_and_the_best(place: Storage) -> None:
     at = time.time() - 60
     failed = {"status": tr.ERROR, "reason": "ValueError: bad \x1b[31mlabel\nTraceback"}
     write_sweep(place.child("digits"), three_trials(at, **failed), start=started(at))
@@ -193,7 +193,7 @@ def test_show_tells_what_was_searched_for_the_trials_and_the_best(place: Storage
     assert "\x1b" not in text
 
 
-def test_show_tells_how_a_sweep_that_was_left_is_continued(place: Storage) -> None:
+def test_show_reports_how_a_sweep_that_was_left_is_continued(place: Storage) -> None:
     at = time.time() - 60
     write_sweep(
         place.child("digits"), three_trials(at, status=tr.RUNNING), start=started(at), state="stopped"
@@ -279,7 +279,7 @@ def test_a_path_goes_before_a_name_below_the_storage_path(place: Storage, tmp_pa
     assert find_run("digits/run").place.uri == f"{place.uri}/digits/run"
 
 
-def test_an_unknown_trial_is_told_with_those_of_its_sweep(place: Storage) -> None:
+def test_an_unknown_trial_is_reported_with_those_of_its_sweep(place: Storage) -> None:
     write_sweep(place.child("digits"), three_trials(1000.0))
     write_run(place.child("digits").child(trial_name(0)))
     for storage in ("", place.uri):
@@ -496,7 +496,8 @@ def test_a_sweep_under_way_is_found_and_stopped_so_that_it_can_be_continued(
     assert "The sweep 'live' was stopped: " in stopped.output
     assert f"Tuner.restore('{place.uri}/live')" in stopped.output
     said, _ = live_sweep.communicate(timeout=60)
-    assert "results of 2" in said, "as with a run, the script goes on with what there is"
+    # The third trial may have begun in the place of the one that was stopped.
+    assert re.search("results of [23]", said), "as with a run, the script goes on with what there is"
     assert f"can be continued: Tuner.restore('{place.uri}/live')" in said
     assert protocol.live_runs(*runtime_roots()) == []
     state = replay(read_journal(place.child("live")))

@@ -246,7 +246,7 @@ def test_without_disk_blocks_stay_in_memory_and_those_used_last_are_kept(
 
 
 @pytest.mark.parametrize("disk_bytes", [0, 1 << 30])
-def test_nobody_holds_a_released_block(source: CountingSource, tmp_path: Path, disk_bytes: int) -> None:
+def test_a_released_block_has_no_holder(source: CountingSource, tmp_path: Path, disk_bytes: int) -> None:
     with opened(source, tmp_path, disk_bytes=disk_bytes) as store:
         store.prefetch([(0, 1)])
         wait_until(lambda: store.counters.bytes)
@@ -297,7 +297,7 @@ def test_blocks_are_decoded_ahead_nearest_first_and_later_wishes_replace_those_n
     assert source.reads() == [5, 9, 8]
 
 
-def test_a_block_that_waits_for_its_turn_is_decoded_by_who_opens_it(
+def test_a_block_that_waits_for_its_turn_is_decoded_by_the_rank_that_opens_it(
     source: CountingSource, tmp_path: Path
 ) -> None:
     with opened(source, tmp_path) as store:
@@ -373,10 +373,10 @@ def test_only_so_many_blocks_are_decoded_at_once_as_memory_allows_and_urgent_one
     with opened(source, tmp_path, memory_bytes=room_for_one, threads=3) as store:
         bar(source)
         store.prefetch([(0, 0), (0, 1), (0, 2)])
-        wait_until(lambda: times_opened(".part") == 3)  # all have come as far as their turn
+        wait_until(lambda: len(source.reads()) == 1 and len(store._waiting) == 2)
         urgent = threading.Thread(target=lambda: store.open(0, 9))
         urgent.start()
-        wait_until(lambda: times_opened(".part") == 4 and source.reads())
+        wait_until(lambda: (0, 9) in store._waiting)
         first = source.reads()
         assert len(first) == 1
         unbar(source)
@@ -398,7 +398,7 @@ def test_as_many_blocks_are_decoded_at_once_as_fit(
         wait_until(lambda: store.counters.bytes == 4 * BLOCK)
 
 
-def test_blocks_that_nobody_has_opened_yet_stay_when_others_have_to_go(
+def test_blocks_that_no_rank_has_opened_yet_stay_when_others_have_to_go(
     source: CountingSource, tmp_path: Path
 ) -> None:
     with opened(source, tmp_path, disk_bytes=0, memory_bytes=4 * BLOCK) as store:
@@ -475,7 +475,7 @@ def test_two_processes_that_need_one_block_decode_it_once_between_them(
     assert source.reads() == [7]
 
 
-def test_a_process_that_is_killed_while_it_decodes_holds_nobody_up(
+def test_a_process_that_is_killed_while_it_decodes_holds_nothing_up(
     source: CountingSource, tmp_path: Path
 ) -> None:
     bar(source)
@@ -672,7 +672,7 @@ def test_files_in_use_go_last_and_of_one_source_the_latest_first(files: list[Kep
 
 
 @given(kept_files)
-def test_sources_that_nobody_uses_any_more_go_first(files: list[KeptFile]) -> None:
+def test_sources_that_are_not_used_any_more_go_first(files: list[KeptFile]) -> None:
     newest = {file.source: max(f.used for f in files if f.source == file.source) for file in files}
     order = [newest[file.source] for file in eviction_order(files) if file.is_released]
     assert order == sorted(order)

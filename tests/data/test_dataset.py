@@ -582,7 +582,7 @@ def test_leaving_an_iteration_early_leaves_nothing_behind() -> None:
     gc.collect()
 
 
-def test_stats_tell_of_the_newest_reading() -> None:
+def test_stats_describe_the_newest_reading() -> None:
     dataset = numbered(3, 4).map(even_kept := lambda row: row)
     assert "has not been read" in dataset.stats()
     dataset.take_all()

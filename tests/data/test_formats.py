@@ -321,7 +321,7 @@ def test_errors_name_the_row_by_its_number_in_the_data() -> None:
         formats.to_torch(_of(x=[1, None]))
 
 
-def test_a_collate_fn_gets_what_its_class_asks_for() -> None:
+def test_a_collate_fn_gets_the_batches_that_its_class_requires() -> None:
     class OfArrow(ArrowBatchCollateFn):
         def __call__(self, batch: pa.Table) -> Any:
             return type(batch), batch["x"].to_pylist()

@@ -334,7 +334,7 @@ def test_objects_that_arrow_has_no_type_for_are_joined_as_objects() -> None:
     assert rows.columns["a"].tolist() == [thing, None, 1]
 
 
-def test_columns_in_another_order_are_told_apart_although_their_forms_look_alike() -> None:
+def test_columns_in_another_order_are_distinguished_although_their_forms_look_alike() -> None:
     one = _of_columns({"a": pa.array(["x"]), "b": pa.array([1])})
     other = _of_columns({"b": pa.array([None], pa.int64()), "a": pa.array(["y"])})
     assert to_arrow(_all_rows(one, other)).to_pylist() == [{"a": "x", "b": 1}, {"a": "y", "b": None}]

@@ -157,7 +157,7 @@ def test_rows_that_become_several_stay_with_their_step(rows: Dataset, tmp_path: 
     assert seen == Counter(dict.fromkeys(range(200), 2))
 
 
-def test_encoded_images_are_decoded_where_their_column_says_so_or_who_reads_does(tmp_path: Path) -> None:
+def test_encoded_images_are_decoded_where_their_column_or_the_reader_says_so(tmp_path: Path) -> None:
     for number in range(5):
         Image.fromarray(np.full((6, 4, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
     marked = powertrain.data.read_images(str(tmp_path))
@@ -175,7 +175,7 @@ def test_encoded_images_are_decoded_where_their_column_says_so_or_who_reads_does
     assert batch["picture"].unique().tolist() == [7]
 
 
-def test_who_reads_alone_gets_full_batches_whatever_was_left_out() -> None:
+def test_a_single_reader_gets_full_batches_whatever_was_left_out() -> None:
     few = powertrain.data.range(100).filter(lambda row: row["id"] % 3 == 0)
     sizes = [len(batch["id"]) for batch in few.iter_batches(batch_size=10)]
     assert sizes == [10, 10, 10, 4]

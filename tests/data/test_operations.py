@@ -421,7 +421,7 @@ def test_ranks_of_a_machine_share_its_processes() -> None:
     assert len(set(column(done, "pid"))) == 1
 
 
-def test_a_process_that_is_killed_is_told_with_the_rows_it_had() -> None:
+def test_a_process_that_is_killed_is_reported_with_the_rows_it_had() -> None:
     def deadly(row: dict[str, Any]) -> dict[str, Any]:
         if row["x"] == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -445,7 +445,7 @@ def test_what_cannot_be_sent_to_a_process_is_named() -> None:
     assert "'lock'" in text
 
 
-def test_a_function_that_cannot_be_loaded_in_a_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_cannot_be_loaded_in_a_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     only_here = types.ModuleType("only_here")
     only_here.__spec__ = importlib.machinery.ModuleSpec("only_here", None)
     monkeypatch.setitem(sys.modules, "only_here", only_here)
@@ -464,7 +464,7 @@ def test_a_class_that_cannot_be_made_in_a_process_is_named_with_its_line() -> No
     assert isinstance(error.__cause__, OSError)
 
 
-def test_an_exception_that_cannot_travel_is_still_told_with_row_and_line() -> None:
+def test_an_exception_that_cannot_travel_is_still_reported_with_row_and_line() -> None:
     class Picky(Exception):
         def __init__(self, one: int, two: int) -> None:
             super().__init__("needs two")
@@ -499,7 +499,7 @@ def failing(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("concurrency", [0, 1])
-def test_a_function_that_raises_is_told_in_one_sentence(concurrency: int) -> None:
+def test_a_function_that_raises_is_reported_in_one_sentence(concurrency: int) -> None:
     error = failure(numbered(5), MapRows(failing, concurrency=concurrency))
     line = helper.__code__.co_firstlineno + 1
     assert str(error) == (

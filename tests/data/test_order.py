@@ -206,7 +206,7 @@ def test_the_golden_order_of_a_larger_dataset() -> None:
     assert digest == "0327bdce7fcb6b1d686a039f675b3efbbb9ba0932224d85bc38f4de45a298272"
 
 
-def test_random_words_are_those_of_philox_whoever_computes_them() -> None:
+def test_random_words_are_those_of_philox_with_every_implementation() -> None:
     key = (0x0123456789ABCDEF, 0xFEDCBA9876543210)
     words = np.random.Philox(key=np.array(key, np.uint64)).random_raw(8).tolist()
     assert words == [word for counter in (1, 2) for word in philox(counter, key)]

@@ -22,7 +22,7 @@ class Loop:
     def epoch(self, first: int = 0, skips: int = 0, until: int | None = None) -> None:
         for number in range(first, self.total + 1):
             self.watch.request(self.steps)
-            if number == until or number == self.total:  # the latter is told that there is none
+            if number == until or number == self.total:  # the latter finds that there is none
                 return
             self.watch.draw()
             if number - first < skips:

@@ -217,7 +217,7 @@ def test_parts_of_a_union_and_of_a_dataset_have_their_own_rows(images: Dataset, 
             assert (loader.images_decoded, loader.images_found) == (count, count)
 
 
-def test_data_that_differs_only_in_what_is_in_its_files_is_told_apart(tmp_path: Path) -> None:
+def test_data_that_differs_only_in_what_is_in_its_files_is_distinguished(tmp_path: Path) -> None:
     for number in range(20):  # of one size and one name in both directories
         for name, offset in (("a", 0), ("b", 100)):
             (tmp_path / name).mkdir(exist_ok=True)
@@ -287,7 +287,7 @@ def test_images_of_other_shapes_and_nulls_come_as_without_a_cache(tmp_path: Path
         )
 
 
-def test_a_broken_image_is_told_in_every_epoch(tmp_path: Path) -> None:
+def test_a_broken_image_is_reported_in_every_epoch(tmp_path: Path) -> None:
     values = [encoded(pixels_of(number)) for number in range(16)]
     values[11] = b"no image"
     dataset = read_parquet(write_images(tmp_path / "data", values)).decode_images("image")
@@ -323,7 +323,7 @@ def test_pixels_have_half_of_the_budget_and_blocks_the_rest(tmp_path: Path) -> N
         cache.make_pixels("b-1", b"", 100, 3000)
     os.close(cache.make_pixels("b-2", b"", 100, 2000))
     assert _in_books(tmp_path / "cache") == 5000
-    third = cache.make_pixels("c-1", b"", 100, 2000)  # for which the one that nobody uses any more goes
+    third = cache.make_pixels("c-1", b"", 100, 2000)  # for which the one that is not used any more goes
     assert [path.name for path in kept_files(tmp_path / "cache")] == ["a-1.pixels", "c-1.pixels"]
     assert _in_books(tmp_path / "cache") == 5000
     assert os.pread(first, 5, 0) == b"first"
@@ -335,7 +335,7 @@ def _in_books(cache: Path) -> int:
     return int((cache / "total").read_bytes())
 
 
-def test_room_for_blocks_is_made_of_pixels_that_nobody_uses_and_of_no_others(tmp_path: Path) -> None:
+def test_room_for_blocks_is_made_of_unused_pixels_and_of_no_others(tmp_path: Path) -> None:
     cache = CacheDirectory(str(tmp_path / "cache"), 10_000)
     used = cache.make_pixels("a-1", b"", 100, 2500)
     os.close(cache.make_pixels("b-1", b"", 100, 2500))
@@ -357,7 +357,9 @@ def test_a_loader_keeps_its_pixels_while_blocks_have_to_go(images: Dataset, tmp_
     assert sum(files) == _in_books(tmp_path / "cache") <= budget
 
 
-def test_sweeping_removes_pixels_and_who_has_them_open_goes_on(images: Dataset, tmp_path: Path) -> None:
+def test_sweeping_removes_pixels_and_processes_that_have_them_open_go_on(
+    images: Dataset, tmp_path: Path
+) -> None:
     with loading(images.decode_images("image"), tmp_path / "cache") as loader:
         read_epoch(loader, 0)
         sweep(str(tmp_path / "cache"))

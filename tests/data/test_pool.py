@@ -261,7 +261,7 @@ def test_work_that_cannot_be_made_fails_its_tasks() -> None:
         (None, "is gone, and so is the one that could say how it ended"),
     ],
 )
-def test_an_end_is_told_in_words(code: int | None, words: str) -> None:
+def test_an_end_is_reported_in_words(code: int | None, words: str) -> None:
     assert describe_exit(code) == words
 
 
@@ -274,7 +274,7 @@ def test_an_exception_that_can_travel_stays_itself() -> None:
 
 
 def killed_in_the_middle(pool: ProcessPool, signal_number: int, marker: Path) -> ProcessDied:
-    """What a caller is told whose second task is being done when its process gets a signal."""
+    """The error of a caller whose second task is under way when its process gets a signal."""
 
     def stay(path: str) -> None:
         Path(path).touch()
@@ -297,7 +297,7 @@ def killed_in_the_middle(pool: ProcessPool, signal_number: int, marker: Path) ->
     return caught[0]
 
 
-def test_a_process_that_is_killed_in_the_middle_of_a_task_is_told_with_its_signal(
+def test_a_process_that_is_killed_in_the_middle_of_a_task_is_reported_with_its_signal(
     one: ProcessPool, tmp_path: Path
 ) -> None:
     death = killed_in_the_middle(one, signal.SIGKILL, tmp_path / "begun")
@@ -307,7 +307,7 @@ def test_a_process_that_is_killed_in_the_middle_of_a_task_is_told_with_its_signa
     assert later.value.task is None
 
 
-def test_a_death_wakes_those_who_wait_for_the_process(one: ProcessPool, tmp_path: Path) -> None:
+def test_a_death_wakes_threads_that_wait_for_the_process(one: ProcessPool, tmp_path: Path) -> None:
     told: list[BaseException] = []
 
     def wait() -> None:
@@ -338,12 +338,12 @@ def test_a_death_wakes_those_who_wait_for_the_process(one: ProcessPool, tmp_path
     assert len(told) == 4
 
 
-def test_a_process_that_leaves_by_itself_is_told_with_its_exit_code(one: ProcessPool) -> None:
+def test_a_process_that_leaves_by_itself_is_reported_with_its_exit_code(one: ProcessPool) -> None:
     with pytest.raises(ProcessDied, match="exit code 7"):
         one.map([(os._exit, 7)])
 
 
-def test_a_server_that_is_killed_takes_its_processes_along_and_is_told(one: ProcessPool) -> None:
+def test_a_server_that_is_killed_takes_its_processes_along_and_is_reported(one: ProcessPool) -> None:
     one.map([(abs, 1)])
     processes = everything_of(one)
     os.kill(processes[-1], signal.SIGKILL)
@@ -355,7 +355,7 @@ def test_a_server_that_is_killed_takes_its_processes_along_and_is_told(one: Proc
 # -- the end
 
 
-def test_closing_ends_processes_that_are_busy_and_says_so_to_who_waits(
+def test_closing_ends_processes_that_are_busy_and_notifies_waiting_threads(
     one: ProcessPool, tmp_path: Path
 ) -> None:
     def stay(path: str) -> None:
@@ -394,7 +394,7 @@ def test_an_interrupted_call_ends_the_pool(one: ProcessPool) -> None:
         one.map([(abs, 1)])
 
 
-def test_a_pool_that_nobody_holds_any_more_ends() -> None:
+def test_a_pool_that_no_process_holds_any_more_ends() -> None:
     pool = pool_of(abs)
     pool.map([1])
     processes = everything_of(pool)

@@ -84,7 +84,7 @@ def many_tasks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return begun
 
 
-def test_without_a_cluster_the_way_to_one_is_told(tmp_path: Path) -> None:
+def test_without_a_cluster_the_way_to_one_is_reported(tmp_path: Path) -> None:
     """The first test of this file: later ones are connected, and to say otherwise would have any thread of Ray's that
     asks for something connect again, which ends the process."""
     assert not ray.is_initialized()
@@ -146,7 +146,7 @@ def test_the_rows_are_computed_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_failing_function_is_told_as_without_ray_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_failing_function_is_reported_as_without_ray_and_leaves_no_file(tmp_path: Path) -> None:
     def fails(row: dict[str, Any]) -> dict[str, Any]:
         if row["id"] == 700:
             raise ValueError("too many")

@@ -182,7 +182,7 @@ def test_a_position_is_refused_with_the_way_to_get_one() -> None:
         shard.count()
 
 
-def test_each_batch_is_told_of_before_it_is_handed_out(opened: Opened) -> None:
+def test_each_batch_is_reported_before_it_is_handed_out(opened: Opened) -> None:
     told: list[float | None] = []
     assert len(ids(opened(FakeIterator(*numbers(4)), began=told.append).iter_batches(batch_size=2))) == 2
     whole = opened(FakeIterator(*numbers(4)), began=told.append, is_split=False)
@@ -258,7 +258,7 @@ def test_an_error_in_ray_reaches_the_rank_with_its_message(opened: Opened) -> No
         list(shard.iter_batches(batch_size=2))
 
 
-def test_an_error_of_the_users_that_looks_like_one_of_the_socket_is_told_too(opened: Opened) -> None:
+def test_an_error_of_the_users_that_looks_like_one_of_the_socket_is_reported_too(opened: Opened) -> None:
     with pytest.raises(DataError, match="ConnectionResetError: from the database"):
         list(opened(FakeIterator(ConnectionResetError("from the database"))).iter_batches())
     with pytest.raises(DataError, match="no such table"):
@@ -283,7 +283,7 @@ def test_python_objects_of_ray_are_refused_by_name(opened: Opened) -> None:
         list(opened(FakeIterator(pa.table({"thing": column}))).iter_batches())
 
 
-def test_a_feed_that_is_gone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_feed_that_is_gone_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "feed.sock")
     feed = Feed(FakeIterator(*[pa.table({"x": pa.array(np.zeros(2**20))})] * 50), path)
     epoch = iter(StreamedShard("train", path).iter_batches(batch_size=2**20))
@@ -374,7 +374,7 @@ def test_ranks_without_ray_get_equal_parts_of_every_epoch(slots: Callable[[Any],
         assert len(set(rows)) == 40, "none twice, at most one left out"
 
 
-def test_a_rank_that_leaves_early_holds_nobody_up(slots: Callable[[Any], list[str]]) -> None:
+def test_a_rank_that_leaves_early_holds_nothing_up(slots: Callable[[Any], list[str]]) -> None:
     """More rows than Ray's memory holds: were those of the rank that left kept, the other would wait for ever."""
     import ray.data
 

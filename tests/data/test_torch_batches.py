@@ -33,7 +33,7 @@ def conversion(**asked: Any) -> TorchConversion:
         ({"collate_fn": list, "dtypes": torch.int8}, "so dtypes would do nothing"),
     ],
 )
-def test_what_there_is_not_is_refused(asked: dict[str, Any], words: str) -> None:
+def test_an_impossible_conversion_is_refused(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         conversion(**asked)
 

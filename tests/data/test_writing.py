@@ -215,7 +215,7 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
         numbered(3).write_parquet(str(tmp_path / "file"))
 
 
-def test_somebody_elses_file_system_can_be_written_to(tmp_path: Path) -> None:
+def test_a_file_system_of_pyarrow_can_be_written_to(tmp_path: Path) -> None:
     numbered(3).write_parquet(str(tmp_path / "there"), filesystem=pyarrow.fs.LocalFileSystem())
     assert read(tmp_path / "there").column("id").to_pylist() == [0, 1, 2]
     with pytest.raises(DataError, match="no more"):

@@ -149,7 +149,7 @@ def test_swapped_runs_get_swapped_words_in_all_and_in_every_phase(a: StepTable, 
         assert (back.low * there.high, back.high * there.low) == pytest.approx((1, 1))
 
 
-def test_a_phase_that_grew_within_a_run_thrice_as_slow_is_told_from_either_side() -> None:
+def test_a_phase_that_grew_within_a_run_thrice_as_slow_is_distinguished_from_either_side() -> None:
     # 1.2 ms are 4 % of the faster run's step, and not much more than 1 % of the slower one's
     fast, slow = steady(1.0), steady(3.0)
     times = slow.phases.copy()

@@ -121,7 +121,7 @@ def late() -> Report:
     return Report(findings=(finding("input_straggler", 1),))
 
 
-def test_a_look_that_fails_is_told_once_and_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_fails_is_reported_once_and_the_next_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     look(monkeypatch, [broken, broken, late, broken, late, Report], said.append)
     assert len(said) == 3
@@ -132,7 +132,7 @@ def test_a_look_that_fails_is_told_once_and_the_next_one_comes(monkeypatch: pyte
     assert said[2] == "[run] resolved: input_straggler"
 
 
-def test_who_cannot_be_told_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_viewer_that_cannot_be_notified_does_not_end_the_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
     def tell(line: str) -> None:

@@ -96,7 +96,7 @@ def cpu(rank: int, threads: float, busy: float = 4.0, cores: float = 4.0, host: 
     return looks(rank, 30, host, threads=threads, host_cores=cores, host_cpu=busy)
 
 
-def test_more_threads_than_cores_are_told_with_how_many_each_rank_should_have() -> None:
+def test_more_threads_than_cores_are_reported_with_the_number_each_rank_should_have() -> None:
     (finding,) = machine.find(STEPS, by_rank(cpu(0, 4), cpu(1, 4)))
     assert (finding.kind, finding.ranks) == ("threads_oversubscribed", (0, 1))
     assert "OMP_NUM_THREADS=2" in finding.action
@@ -131,7 +131,7 @@ def beside(rank: int, own: float, busy: float, host: str = "host-a") -> Samples:
     return looks(rank, 30, host, threads=1, host_cores=4.0, host_cpu=busy, cpu=own)
 
 
-def test_cores_that_others_keep_busy_are_told_with_how_many_and_where() -> None:
+def test_cores_that_others_keep_busy_are_reported_with_number_and_node() -> None:
     tables = by_rank(beside(0, 1.0, 2.0, "a"), beside(1, 0.5, 3.9, "b"), beside(2, 0.9, 3.9, "b"))
     (finding,) = machine.find(STEPS, tables)
     assert (finding.kind, finding.severity) == ("machine_shared", "info")
@@ -160,7 +160,7 @@ def robbed(rank: int, stolen: float, host: str) -> Samples:
     return looks(rank, 30, host, threads=1, host_cores=4.0, host_cpu=2.0, cpu=1.0, stolen=stolen)
 
 
-def test_cores_that_a_virtual_machine_does_not_get_are_told_with_how_many_and_where() -> None:
+def test_cores_that_a_virtual_machine_does_not_get_are_reported_with_number_and_node() -> None:
     tables = by_rank(robbed(0, 0.0, "a"), robbed(1, 0.7, "b"), robbed(2, 0.7, "b"), robbed(3, 0.1, "c"))
     (finding,) = machine.find(STEPS, tables)
     assert (finding.kind, finding.severity) == ("cpu_stolen", "info")

@@ -1,4 +1,4 @@
-"""Memory findings: growth is told from noise, jumps and plateaus; shortage and imbalance only where they last."""
+"""Memory findings: growth is distinguished from noise, jumps and plateaus; shortage and imbalance are lasting ones."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_ranks_that_leak_together_fill_their_host_together() -> None:
     assert beside.severity == "critical"
 
 
-def test_a_leak_without_steps_is_told_by_the_minute() -> None:
+def test_a_leak_without_steps_is_reported_by_the_minute() -> None:
     finding = only(memory.find(NO_STEPS, by_rank(looks(step=0, rss=leaking(0)))), "host_memory_leak")
     assert finding.evidence["mib_per_step"] == [None]
     assert finding.evidence["mib_per_minute"] == [pytest.approx(60, rel=0.1)]

@@ -68,7 +68,7 @@ def test_what_was_cut_off_in_the_middle_of_a_frame_is_passed_over(place: Storage
     assert len(read(place).steps) == 50
 
 
-def test_what_ranks_told_of_themselves_reaches_the_report(place: Storage) -> None:
+def test_facts_that_ranks_sent_reach_the_report(place: Storage) -> None:
     facts = {"flops_per_sample": 1e9, "peak_flops": 1e12, "seen": {"outside": "train.py:31 in evaluate"}}
     record(place, synthetic.run(0, synthetic.bound(phases.OUTSIDE, 0.05)), facts=facts)
     report = report_of(place)

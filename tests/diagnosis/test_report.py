@@ -104,6 +104,13 @@ def test_the_most_severe_comes_first_then_the_costliest() -> None:
             {"gpu_idle": [], "fragmented_memory": []},
         ),
         (
+            [
+                found("fragmented_memory", cost=0.5, evidence={"where": "device", "allocations": 2.0}),
+                found("gpu_idle", ranks=(0,), cost=0.8),
+            ],
+            {"fragmented_memory": ["gpu_idle"]},
+        ),
+        (
             [found("gpu_throttled", "info", ranks=(2,)), found("forward_straggler", ranks=(2,))],
             {"forward_straggler": [], "gpu_throttled": []},
         ),
@@ -145,7 +152,7 @@ def test_a_cause_is_as_severe_as_what_it_explains_and_then_leads() -> None:
 
 
 @pytest.mark.parametrize("kind", ["machine_shared", "cpu_stolen"])
-def test_a_rank_that_is_late_in_every_step_is_not_blamed_on_others_who_use_the_machine(kind: str) -> None:
+def test_a_rank_that_is_late_in_every_step_is_not_blamed_on_other_load_of_the_machine(kind: str) -> None:
     shared = found(kind, "info", ranks=(0, 1), evidence={"stolen_cores": 0.6, "cores": 4.0})
     now_and_then, always = (
         found("alternating_straggler", cost=0.4, evidence={"late_in": often}) for often in (0.7, 1.0)

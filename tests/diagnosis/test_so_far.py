@@ -55,7 +55,7 @@ def test_plain_values_of_nothing_are_few() -> None:
 
 
 @pytest.mark.usefixtures("_forgotten")
-def test_a_script_is_told_so_far_and_goes_on_until_its_final_summary(
+def test_a_script_gets_a_diagnosis_so_far_and_goes_on_until_its_final_summary(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trace.init(mode="manual")
@@ -74,7 +74,7 @@ def test_a_script_is_told_so_far_and_goes_on_until_its_final_summary(
 
 
 @pytest.mark.usefixtures("_forgotten")
-def test_other_ranks_of_a_script_are_told_only_when_they_insist() -> None:
+def test_other_ranks_of_a_script_get_notices_only_where_they_insist() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANK", "1")
         trace.init(mode="manual")
@@ -86,7 +86,7 @@ def test_other_ranks_of_a_script_are_told_only_when_they_insist() -> None:
 
 
 @pytest.mark.usefixtures("_forgotten")
-def test_a_script_that_only_marks_its_steps_is_told_of_them() -> None:
+def test_a_script_that_only_marks_its_steps_gets_a_report_on_them() -> None:
     take_steps()
     final = trace.final_summary()
     assert final is not None
@@ -131,7 +131,7 @@ def run(workers: int, is_kept_elsewhere: bool = False, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_first_rank_is_told_of_all_ranks_until_now(workers: int) -> None:
+def test_the_first_rank_gets_the_diagnosis_of_all_ranks_until_now(workers: int) -> None:
     final = run(workers)
     # A rank that waits for this one may have noted a few more than it has made records of.
     assert 2 * STEPS - 20 <= final["steps"] <= 2 * STEPS
@@ -144,7 +144,7 @@ def ask_at_once(config: dict[str, Any]) -> Any:
     return trace.final_summary()
 
 
-def test_a_rank_without_a_step_is_told_at_once_that_there_is_too_little() -> None:
+def test_a_rank_without_a_step_learns_at_once_that_there_is_too_little_to_judge() -> None:
     began = time.monotonic()
     final = DataParallelTrainer(
         ask_at_once, train_loop_config={}, scaling_config=ScalingConfig(num_workers=0)
@@ -153,12 +153,12 @@ def test_a_rank_without_a_step_is_told_at_once_that_there_is_too_little() -> Non
     assert [finding["kind"] for finding in final.return_value["findings"]] == ["incomplete"]
 
 
-def test_where_the_run_is_kept_out_of_reach_a_rank_is_told_of_itself() -> None:
+def test_where_the_run_is_kept_out_of_reach_a_rank_gets_its_own_diagnosis() -> None:
     final = run(0, is_kept_elsewhere=True)
     assert final["steps"] == 2 * STEPS
     assert [rank["rank"] for rank in final["ranks"]] == [0]
     assert "Only rank 0 is covered" in final["notes"][0]
 
 
-def test_a_rank_that_is_not_traced_is_told_nothing() -> None:
+def test_a_rank_that_is_not_traced_gets_no_notices() -> None:
     assert run(0, trace=False) is None

@@ -81,7 +81,7 @@ def test_too_small_a_share_is_no_bound() -> None:
         assert wrong(everything(steps)) == []
 
 
-def test_loading_in_the_loop_is_told_how_many_workers_would_hide_it() -> None:
+def test_advice_for_loading_in_the_loop_says_how_many_workers_would_hide_it() -> None:
     (found,) = wrong(step_time.find(synthetic.run(3, bound(phases.INPUT, 0.070), noise=QUIET)))
     # 70 ms to make a batch that is needed every 29 ms: three at once, and one to spare.
     assert found.evidence["workers"] == 4
@@ -98,14 +98,14 @@ def test_more_workers_than_cores_are_advised_with_a_word_about_it() -> None:
     assert "make it cheaper instead" in found.action
 
 
-def test_loading_elsewhere_of_unknown_cost_is_told_how_many_times_the_workers() -> None:
+def test_advice_for_loading_elsewhere_of_unknown_cost_says_how_many_times_the_workers() -> None:
     steps = synthetic.run(3, bound(phases.INPUT, 0.0285), noise=QUIET)
     (found,) = wrong(step_time.find(replace(steps, fetch=np.zeros_like(steps.fetch))))
     assert found.evidence["workers_factor"] == pytest.approx(2.0, rel=0.1)
     assert "2.0 times as many workers" in found.action
 
 
-def test_batches_that_vary_are_told_how_many_to_load_ahead() -> None:
+def test_advice_for_batches_that_vary_says_how_many_to_load_ahead() -> None:
     steps = synthetic.run(3, every(4, phases.INPUT, 0.066), noise=QUIET)
     # One batch ahead hides a step's worth of the long one; three of them ahead would hide it all.
     fetch = np.full_like(steps.fetch, 0.005)
@@ -217,7 +217,7 @@ def test_a_slow_first_batch_of_one_rank_names_it() -> None:
         assert "rank 1 on host-a" in found.summary
 
 
-def test_one_rank_that_saves_for_all_is_named_and_told_how_often_to_save() -> None:
+def test_one_rank_that_saves_for_all_is_named_with_advice_on_how_often_to_save() -> None:
     for steps in runs(30, every(10, phases.REPORT, 0.1, rank=0)):
         (found,) = wrong(everything(steps))
         assert (found.kind, found.ranks, found.evidence["every"]) == ("checkpoint_bound", (0,), 10)
@@ -244,7 +244,7 @@ def test_a_phase_that_was_not_seen_is_said_and_nothing_is_concluded_from_it() ->
     assert [(one.kind, one.phase) for one in found] == [("incomplete", "forward")]
 
 
-def test_the_users_line_is_told_where_it_is_known() -> None:
+def test_the_users_line_is_reported_where_it_is_known() -> None:
     (found,) = wrong(
         step_time.find(synthetic.run(1, bound(phases.OUTSIDE, FAULT)), {"outside": "train.py:31 in log"})
     )

@@ -46,7 +46,7 @@ def test_a_late_rank_is_named_with_its_phase(phase: int) -> None:
 
 @pytest.mark.parametrize("phase", PHASES, ids=NAMES)
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_the_wait_of_the_others_is_told_under_its_cause_and_not_beside_it(phase: int, ranks: int) -> None:
+def test_the_wait_of_the_others_is_reported_under_its_cause_and_not_beside_it(phase: int, ranks: int) -> None:
     for seed in range(5):
         (found,) = wrong(synthetic.run(seed, late(1, phase, FAULT), ranks=ranks, noise=HEAVY))
         assert (found.kind, found.ranks) == (stragglers.KINDS[phase], (1,))
@@ -65,7 +65,7 @@ def test_a_rank_that_is_a_sixth_of_a_step_late_is_found_and_one_that_is_a_twenti
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=NAMES)
-def test_ranks_late_by_turns_are_told_apart_from_one_that_always_is(phase: int) -> None:
+def test_ranks_late_by_turns_are_distinguished_from_one_that_always_is(phase: int) -> None:
     for seed in range(40):
         ranks = 2 + seed % 2
         (found,) = wrong(synthetic.run(seed, by_turns(phase, FAULT), ranks=ranks))
@@ -169,7 +169,7 @@ def test_a_late_rank_is_found_by_the_time_on_its_device() -> None:
     assert (found.kind, found.ranks) == ("backward_straggler", (1,))
 
 
-def test_one_rank_holds_nobody_up() -> None:
+def test_one_rank_holds_nothing_up() -> None:
     assert stragglers.find(synthetic.run(1, late(0, phases.FORWARD, FAULT), ranks=1)) == []
 
 

@@ -1,4 +1,4 @@
-"""Files with odd values whose hashes are right: what somebody who writes to the storage on purpose could leave there.
+"""Files with odd values whose hashes are right: what an attacker who can write to the storage could leave there.
 
 What a reader makes of them may differ from the true run, and nobody can tell; but it may neither crash, hang nor raise
 anything but an error of ours.

@@ -46,7 +46,7 @@ def _outcome(call: object) -> str:
     return verdict(None)
 
 
-def test_the_rule_tells_clear_errors_from_raw_ones() -> None:
+def test_the_rule_distinguishes_clear_errors_from_raw_ones() -> None:
     from powertrain import RunConfig, report
 
     def raises(error: BaseException) -> None:

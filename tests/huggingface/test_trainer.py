@@ -47,7 +47,7 @@ def makes_by_other_names(rows: Any, held_out: Any, lr: float = 0.1) -> Any:
         (makes_by_other_names, True),
     ],
 )
-def test_functions_that_make_a_trainer_are_told_by_their_parameters(function: Any, does: bool) -> None:
+def test_functions_that_make_a_trainer_are_recognized_by_their_parameters(function: Any, does: bool) -> None:
     assert takes_datasets(function) is does
 
 

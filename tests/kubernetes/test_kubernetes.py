@@ -114,7 +114,7 @@ def test_a_new_claim_is_writable_by_many_nodes_and_mounted_at_one_path_on_head_a
         assert mount["mountPath"] == variables(pod)["POWERTRAIN_STORAGE"]
 
 
-def test_the_claim_belongs_to_nobody_so_that_it_outlives_the_job() -> None:
+def test_the_claim_has_no_owner_so_that_it_outlives_the_job() -> None:
     assert "ownerReferences" not in by_kind(options())["PersistentVolumeClaim"]["metadata"]
 
 
@@ -134,7 +134,7 @@ def test_a_claim_that_exists_is_mounted_and_not_made() -> None:
 @pytest.mark.parametrize(
     "address", ["s3://bucket/runs?region=eu-west-1", "gs://bucket", "az://container/runs"]
 )
-def test_an_object_store_is_told_to_the_script_and_needs_no_volume(address: str) -> None:
+def test_an_object_store_is_passed_to_the_script_and_needs_no_volume(address: str) -> None:
     made = options(storage=kubernetes_options.storage_of(address), script=ImageScript("/app/train.py"))
     assert list(by_kind(made)) == ["RayJob"]
     for pod in pods(made):
@@ -400,7 +400,7 @@ def test_a_name_is_made_of_the_scripts(script: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("script", ["123.py", "___.py", "", "訓練.py"])
-def test_a_script_that_gives_no_name_asks_for_one(script: str) -> None:
+def test_a_script_that_gives_no_name_gets_an_error_that_asks_for_one(script: str) -> None:
     with pytest.raises(ConfigError, match="--name"):
         kubernetes_options.name_for(script)
 

@@ -1,4 +1,4 @@
-"""Talking to a run over its socket: real sockets, real threads, whoever asks."""
+"""Requests to a run over its socket: real sockets, real threads."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_reply_in_many_large_parts_arrives_whole_and_in_order(room: Path) -> N
     assert last == Answer(ok=True, message="that was all")
 
 
-def test_who_waits_holds_nobody_up(room: Path) -> None:
+def test_a_waiting_client_holds_nothing_up(room: Path) -> None:
     waiting: list[ControlClient] = []
 
     def ask(question: protocol.Request, client: ControlClient) -> None:
@@ -153,7 +153,7 @@ def test_what_a_later_version_adds_to_a_question_is_passed_over(room: Path) -> N
     assert msgspec.json.decode(answer.message, type=ResizeRequest) == ResizeRequest(workers=2)
 
 
-def test_a_reply_of_another_version_is_told_as_it_came(room: Path) -> None:
+def test_a_reply_of_another_version_is_reported_as_it_came(room: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(room / "control.sock"))
         listener.listen()
@@ -173,7 +173,7 @@ def test_a_reply_of_another_version_is_told_as_it_came(room: Path) -> None:
     assert '"message":"of old"' in answer.message
 
 
-def test_who_still_waits_when_the_run_ends_is_told_so(room: Path) -> None:
+def test_clients_that_still_wait_are_notified_when_the_run_ends(room: Path) -> None:
     asked = threading.Event()
     said: list[protocol.Reply] = []
     with protocol.listening(room, _CARD, lambda _, __: asked.set()):
@@ -184,7 +184,7 @@ def test_who_still_waits_when_the_run_ends_is_told_so(room: Path) -> None:
     assert said == [Answer(ok=False, message="The run has ended.")]
 
 
-def test_who_does_not_listen_to_its_answer_does_not_hold_up_the_end_of_the_run(
+def test_a_client_that_does_not_read_its_answer_does_not_hold_up_the_end_of_the_run(
     room: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(protocol, "_EXIT_TIMEOUT_S", 0.2)
@@ -224,7 +224,7 @@ def test_only_this_user_can_talk_to_it_and_nothing_is_left(room: Path) -> None:
 def test_the_card_of_a_process_that_was_killed_is_no_live_run(room: Path) -> None:
     (room / "control.json").write_bytes(msgspec.json.encode(_CARD))
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(room / "control.sock"))  # and nobody listens behind it
+        listener.bind(str(room / "control.sock"))  # without a listener
     assert protocol.live_runs(room.parent) == []
 
 

@@ -61,7 +61,7 @@ def test_the_journal_of_a_run_replays_to_the_state_it_ended_in(run: Run) -> None
     assert (state.state, state.attempt, state.world_size) == ("finished", 0, 2)
 
 
-def test_slots_that_come_in_parts_are_waited_for_and_the_reason_is_told(run: Run) -> None:
+def test_slots_that_come_in_parts_are_waited_for_and_the_reason_is_reported(run: Run) -> None:
     def in_parts(engine: ScriptedEngine, claim: ScriptedClaim) -> None:
         engine.grant(claim, 1)
         engine.say_waiting(claim, "two nodes are starting")
@@ -86,7 +86,7 @@ def test_metrics_that_died_with_their_ranks_are_named_once_unless_they_are_made_
         if worker.attempt > 0:
             return
         if worker.rank == 1:
-            worker.service.post = lambda message: None  # type: ignore[method-assign]
+            worker.service.post = lambda message, **_: None  # type: ignore[method-assign]
         worker.report({"row": 1})
         worker.report(large if worker.rank == 1 else {"row": 2})
         worker.report({"row": 3}, files={"state": b"saved"} if worker.rank == 0 else None)
@@ -213,7 +213,7 @@ def test_a_report_with_a_barrier_returns_when_the_row_is_complete(run: Run) -> N
     assert order == ["rank 1 reports", "rank 0 goes on"]
 
 
-def test_all_ranks_but_the_first_are_told_to_let_reports_gather_and_none_is_lost(
+def test_all_ranks_but_the_first_let_reports_gather_and_none_is_lost(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt_module, "gathering_seconds", lambda ranks: 1e6)
@@ -234,7 +234,7 @@ def test_all_ranks_but_the_first_are_told_to_let_reports_gather_and_none_is_lost
     ]
 
 
-def test_who_waits_for_a_row_alone_waits_no_longer_than_the_others_gather(
+def test_a_rank_that_waits_for_a_row_alone_waits_no_longer_than_the_others_gather(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt_module, "gathering_seconds", lambda ranks: 0.2)
@@ -561,7 +561,7 @@ def stop_in_a_debugger(worker: ScriptedWorker, seconds: float, opened: threading
     worker.service.send_now(DebugClosed())
 
 
-def test_nobody_is_absent_while_a_debugger_is_open(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rank_is_absent_while_a_debugger_is_open(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("powertrain.run.workers.reports.ABSENT_TIMEOUT_S", 0.05)
 
     def play(worker: ScriptedWorker) -> None:
@@ -640,7 +640,7 @@ def saves_its_place(worker: ScriptedWorker, position: int) -> None:
         worker.report({"position": position}, files={f"rank-{worker.rank}": b"x"}, barrier=True)
 
 
-def test_an_attempt_is_told_where_its_own_runs_checkpoint_left_the_data(run: Run) -> None:
+def test_an_attempt_gets_the_data_position_of_its_own_runs_checkpoint(run: Run) -> None:
     told: dict[int, Any] = {}
 
     def play(worker: ScriptedWorker) -> None:
@@ -654,7 +654,7 @@ def test_an_attempt_is_told_where_its_own_runs_checkpoint_left_the_data(run: Run
     assert told[1] == {"train": {"epoch": 0, "position": 40, "rows": 100}}
 
 
-def test_a_rank_is_told_what_was_asked_for_its_data(run: Run) -> None:
+def test_a_rank_gets_the_settings_of_its_data(run: Run) -> None:
     places: list[Any] = []
     spec: dict[str, Any] = {
         "datasets": b"pickled",
@@ -674,7 +674,7 @@ def test_a_rank_is_told_what_was_asked_for_its_data(run: Run) -> None:
     assert place.data == spec["data"]
 
 
-def test_who_watches_is_told_how_far_rank_zero_has_read(run: Run) -> None:
+def test_watchers_of_the_data_learn_how_far_rank_zero_has_read(run: Run) -> None:
     heard = threading.Event()
 
     class Hearing(Watcher):
@@ -754,7 +754,7 @@ def test_a_loop_that_asks_can_save_before_it_is_stopped(run: Run) -> None:
     assert len(run.watcher.all_of(ev.Committed)) == 1
 
 
-def test_a_stop_function_that_raises_is_told_and_the_run_goes_on(run: Run) -> None:
+def test_a_stop_function_that_raises_is_reported_and_the_run_goes_on(run: Run) -> None:
     def stop(name: str, result: dict[str, Any]) -> bool:
         raise KeyError("accuracy")
 
@@ -903,7 +903,7 @@ class Careless:
         raise LookupError("another fault")
 
 
-def test_a_callback_that_raises_is_survived_and_told_once_per_method(run: Run) -> None:
+def test_a_callback_that_raises_is_survived_and_reported_once_per_method(run: Run) -> None:
     callback = Careless()
     assert run.go(ScriptedEngine(two_reports), callbacks=[callback]).state == "finished"
     assert callback.calls.count("after_report") == 2
@@ -912,7 +912,7 @@ def test_a_callback_that_raises_is_survived_and_told_once_per_method(run: Run) -
     assert any("a fault in my own callback" in message for message in told)
 
 
-def test_callbacks_hear_of_rows_checkpoints_failures_and_events(run: Run) -> None:
+def test_callbacks_get_rows_checkpoints_failures_and_events(run: Run) -> None:
     heard: list[Any] = []
 
     class Listener:
@@ -957,7 +957,7 @@ def test_output_is_passed_on_with_its_rank(run: Run) -> None:
     assert (run.path / "logs" / "attempt-0" / "rank-00001.log").read_text() == "hello from 1\n"
 
 
-def test_a_checkpoint_that_cannot_be_committed_is_told_and_the_run_goes_on(run: Run) -> None:
+def test_a_checkpoint_that_cannot_be_committed_is_reported_and_the_run_goes_on(run: Run) -> None:
     def play(worker: ScriptedWorker) -> None:
         worker.report({"x": 1}, files={"state": b"1"}, barrier=True)
         worker.report({"x": 2})
@@ -1003,7 +1003,7 @@ def test_interrupts_after_every_function_has_returned_only_cut_the_ending_short(
     assert (outcome.state, outcome.interrupted) == ("finished", False)
 
 
-def test_one_backend_serves_all_hooks_of_an_attempt_and_a_failing_shutdown_is_told(run: Run) -> None:
+def test_one_backend_serves_all_hooks_of_an_attempt_and_a_failing_shutdown_is_reported(run: Run) -> None:
     class Hooks(Backend):
         started = False
 
@@ -1027,7 +1027,7 @@ def test_a_collective_that_a_rank_will_never_reach_is_an_error_that_names_it(run
     assert "Rank 1 has ended without calling this barrier()" in outcome.failures[0].message
 
 
-def test_ranks_that_call_different_collectives_are_told_who_called_what(run: Run) -> None:
+def test_ranks_that_call_different_collectives_are_reported_with_what_each_called(run: Run) -> None:
     def play(worker: ScriptedWorker) -> None:
         kind = ("barrier", "broadcast_from_rank_zero")[worker.rank]
         opened = worker.service.meet(Arrived(sync=1, kind=kind))

@@ -75,7 +75,7 @@ def test_an_item_comes_before_a_deadline_that_has_passed() -> None:
     assert deadlines.next(inbox, never) is Deadline.GRACE
 
 
-def test_time_in_which_the_process_did_not_run_is_told() -> None:
+def test_time_in_which_the_process_did_not_run_is_reported() -> None:
     clock, stalls = ManualClock(), list[float]()
     deadlines = Deadlines(clock)
     deadlines.set(Deadline.WATCH, 1.0)

@@ -122,7 +122,7 @@ def members(count: int) -> list[Member]:
         ),
     ],
 )
-def test_the_header_says_who_stopped_where(count: int, error: str, said: str) -> None:
+def test_the_header_says_which_rank_stopped_where(count: int, error: str, said: str) -> None:
     member = members(count)[0]
     assert header(DebuggerSession(member, DebugOpened(frame=AT, error=error)), member.attempt) == said
 
@@ -137,7 +137,7 @@ def test_what_is_passed_over_is_said_with_its_place_and_its_reason() -> None:
 
 
 class Talk:
-    """Debuggers of two ranks in a terminal of their own, and what ranks are told."""
+    """Debuggers of two ranks in a terminal of their own, and the messages to the ranks."""
 
     def __init__(self, launcher: str = "", post: Callable[[Typed], None] = lambda _: None) -> None:
         self.sent: list[tuple[int, FromController]] = []
@@ -220,7 +220,7 @@ def test_when_the_run_stops_all_debuggers_are_left_and_none_is_opened(terminal: 
     talk.debugging.close()
 
 
-def test_plain_pdb_is_left_only_by_who_types_in_it() -> None:
+def test_plain_pdb_is_left_only_by_typing_in_it() -> None:
     talk = Talk()
     talk.opens(0)
     talk.debugging.end("the run is stopping")
@@ -251,7 +251,7 @@ def test_what_is_typed_goes_to_the_one_that_talks_and_what_the_next_has_said_is_
     talk.debugging.close()
 
 
-def test_who_gets_the_terminal_back_is_named(terminal: Terminal) -> None:
+def test_the_process_that_gets_the_terminal_back_is_named(terminal: Terminal) -> None:
     talk = Talk()
     first, second = talk.members[:2]
     terminal.become_standard()
@@ -268,7 +268,7 @@ def test_who_gets_the_terminal_back_is_named(terminal: Terminal) -> None:
     talk.debugging.close()
 
 
-def test_without_a_terminal_a_rank_is_sent_on_and_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_a_rank_is_sent_on_and_the_user_is_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "why_unusable", lambda: "standard input is not a terminal")
     talk = Talk()
     assert talk.opens(0) is True
@@ -347,7 +347,7 @@ def test_a_process_in_the_background_does_not_read(screen: Screen) -> None:
     assert screen.typed.get(timeout=PATIENCE) == Typed(1, "c\n")
 
 
-def test_a_terminal_that_takes_nothing_holds_up_nobody_and_fills_no_memory(screen: Screen) -> None:
+def test_a_terminal_that_takes_nothing_holds_nothing_up_and_fills_no_memory(screen: Screen) -> None:
     for _ in range(100):
         screen.keyboard.show("x" * 2**20)
     assert sum(map(len, screen.keyboard._pending)) < 2 * keyboard._PENDING_LIMIT

@@ -22,7 +22,7 @@ requests = st.lists(st.tuples(kinds, st.floats(0, 100)), max_size=8).map(
 
 
 @given(requests, st.floats(0, 10))
-def test_the_second_of_one_kind_asks_for_the_second_time(found: list[ForcedEndRequest], same: float) -> None:
+def test_the_second_request_of_one_kind_forces_the_end(found: list[ForcedEndRequest], same: float) -> None:
     second = second_request(found, same)
     interrupts = [one for one in found if one.kind == "interrupt"]
     notices = [one for one in found if one.kind == "notice"]

@@ -322,7 +322,9 @@ class TestOnObjectStores:
             f"lease/000{number}{suffix}" for number in (1, 2, 3) for suffix in ("", ".released")
         }
 
-    def test_a_second_taker_is_refused_while_the_first_beats_and_is_told_who(self, storage: Storage) -> None:
+    def test_a_second_controller_is_refused_while_the_first_beats_and_the_error_names_it(
+        self, storage: Storage
+    ) -> None:
         with other_process_holds(storage, _QUICK_HOLDER) as process, pytest.raises(RunInUseError) as caught:
             Lease.take(storage)
         for part in (f"process {process.pid} ", socket.gethostname(), "runs/", "choose another name"):
@@ -371,7 +373,7 @@ class TestOnObjectStores:
             assert (second.number, second.previous_released) == (2, True)
         timer.join()
 
-    def test_a_frozen_holder_is_taken_over_and_told_when_it_thaws(self, storage: Storage) -> None:
+    def test_a_frozen_holder_is_taken_over_and_notified_when_it_thaws(self, storage: Storage) -> None:
         with other_process_holds(storage, _QUICK_HOLDER) as process:
             assert process.stdout
             assert process.stdin

@@ -133,7 +133,7 @@ def test_a_barrier_opens_with_the_last_arrival_and_members_are_found_by_slot() -
     assert attempt.by_slot("another's") is None
 
 
-def test_different_calls_of_many_ranks_are_told_in_a_few_words() -> None:
+def test_different_calls_of_many_ranks_are_reported_in_a_few_words() -> None:
     attempt = attempt_of(RANKS)
     for rank in range(RANKS):
         attempt.arrive(rank, Arrived(sync=1, kind="barrier" if rank % 2 else "broadcast_from_rank_zero"))
@@ -164,7 +164,7 @@ def test_beats_reports_and_ends_look_at_one_rank_each(counted: Callable[[Any, st
             dog.on_beat(rank, beat(second), float(second))
             dog.on_report(rank, float(second))
     assert dog.poll(3.1) is None
-    assert not states  # a look at a run that moves makes up nobody's state
+    assert not states  # a look at a run that moves invents no state
     assert len(usual) == RANKS
     for rank in range(RANKS):
         dog.on_rank_ended(rank, 3.2)
@@ -205,7 +205,7 @@ def _fields(message: Beat) -> dict[str, Any]:
     return {name: getattr(message, name) for name in message.__struct_fields__}
 
 
-def test_all_ranks_that_wait_for_the_same_share_one_set_of_those_who_are_missing() -> None:
+def test_all_ranks_that_wait_for_the_same_share_one_set_of_missing_ranks() -> None:
     states = [
         RankState(
             rank,
@@ -223,7 +223,7 @@ def test_all_ranks_that_wait_for_the_same_share_one_set_of_those_who_are_missing
     assert found[1] == frozenset({0})
 
 
-def test_a_rank_whose_connection_ended_counts_as_silent_until_it_is_heard_of_again() -> None:
+def test_a_rank_whose_connection_ended_counts_as_silent_until_its_next_message() -> None:
     dog = Watchdog(2, 0.0, timeout=None)
     for rank in (0, 1):
         dog.on_beat(rank, beat(1), 1.0)
@@ -237,7 +237,7 @@ def test_a_rank_whose_connection_ended_counts_as_silent_until_it_is_heard_of_aga
 
 
 @given(st.sets(st.integers(0, 5000), max_size=3000), st.sets(st.integers(0, 5000), max_size=200))
-def test_all_of_a_few_ranks_are_asked_and_of_many_the_suspects_and_some_who_wait(
+def test_all_of_a_few_ranks_are_asked_and_of_many_the_suspects_and_some_that_wait(
     running: set[int], suspects: set[int]
 ) -> None:
     asked = hangs.ranks_to_ask(sorted(running), suspects)

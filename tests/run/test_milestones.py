@@ -16,7 +16,7 @@ def test_a_run_that_went_through_has_none() -> None:
     assert milestones([attempt(0, 2, 1), ev.Ended(time=9.0, state="finished", reason="")]) == []
 
 
-def test_a_failure_lies_at_its_last_row_and_names_who_failed_first() -> None:
+def test_a_failure_lies_at_its_last_row_and_names_the_rank_that_failed_first() -> None:
     raised = ev.WorkerFailure(rank=1, kind="raised", summary="", error_type="ValueError", row=7)
     killed = ev.WorkerFailure(rank=0, kind="signal", summary="rank 0 was killed\nby somebody", row=9)
     found = milestones([attempt(0, 2, 1), failed(raised, killed), attempt(1, 2, 5)])

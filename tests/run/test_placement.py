@@ -1,4 +1,4 @@
-"""Which slot becomes which rank, and what its process is told."""
+"""Which slot becomes which rank, and what its process gets."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_a_directory_that_was_asked_for_is_used(tmp_path: Path) -> None:
     assert Path(staging).parent == tmp_path / "fast"
 
 
-def test_what_a_killed_start_left_is_swept_but_not_what_the_user_was_told_of(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_start_are_swept_but_not_files_that_the_user_knows(tmp_path: Path) -> None:
     storage, config = open_storage(tmp_path), CheckpointConfig()
     killed = Path(directories.staging_directory(storage, config, "killed"), "attempt-0")
     told = Path(directories.staging_directory(storage, config, "told"), "attempt-0")

@@ -73,7 +73,7 @@ def test_sizes_are_tried_from_the_most_to_the_fewest() -> None:
         (1, 0, 4, "It has not started yet, and starts with at most 1 worker."),
     ],
 )
-def test_what_comes_of_a_wish_is_told_in_numbers_that_agree(
+def test_the_outcome_of_a_resize_request_is_reported_in_numbers_that_agree(
     wish: int, size: int, room: int, words: str
 ) -> None:
     elastic = Elastic(1, 4)

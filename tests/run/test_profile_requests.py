@@ -1,4 +1,4 @@
-"""Requests for profiles: what the client is told while ranks make them, and what is kept."""
+"""Requests for profiles: the client's messages while ranks make them, and what is kept."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def replies(client: ControlClient) -> list[Reply]:
     return list(client.replies())
 
 
-def test_each_rank_is_asked_and_its_profile_is_kept_before_the_client_hears_of_it(run: Run) -> None:
+def test_each_rank_is_asked_and_its_profile_is_kept_before_the_client_is_notified_of_it(run: Run) -> None:
     client = run.request(ranks=(0, 1), steps=3, memory=True)
     assert [(rank, type(message), message.steps, message.memory) for rank, message in run.sent] == [
         (0, Profile, 3, True),
@@ -107,7 +107,7 @@ def test_each_rank_is_asked_and_its_profile_is_kept_before_the_client_hears_of_i
     assert records.read(run.storage, second.key).memory == ""
 
 
-def test_a_client_hears_every_few_seconds_which_ranks_are_still_to_come(run: Run) -> None:
+def test_a_client_is_notified_every_few_seconds_which_ranks_are_missing(run: Run) -> None:
     client = run.request(ranks=(0, 1), within=60.0)
     run.answer(0)
     run.wait(5.0)
@@ -173,7 +173,7 @@ def test_a_request_that_cannot_be_served_gets_one_sentence(
     assert not run.sent
 
 
-def test_the_end_of_the_run_answers_whoever_waits(run: Run) -> None:
+def test_the_end_of_the_run_answers_waiting_clients(run: Run) -> None:
     client = run.request()
     run.profiles.close()
     assert replies(client)[0] == Answer(ok=False, message="The run has ended.")

@@ -106,7 +106,7 @@ def test_a_collective_that_timed_out_is_blamed_on_the_rank_that_never_came() -> 
     assert "Rank 1 has not entered the all_reduce that ranks 0 and 2 wait in" in verdict.message
 
 
-def test_a_collective_that_timed_out_on_all_ranks_is_blamed_on_nobody() -> None:
+def test_a_collective_that_timed_out_on_all_ranks_is_blamed_on_no_rank() -> None:
     run = Run(2)
     run.go(20)
     run.set(0, 1, where=IN_ALL_REDUCE, collectives=101)
@@ -122,7 +122,7 @@ def test_a_collective_that_timed_out_on_all_ranks_is_blamed_on_nobody() -> None:
         ("Timed out waiting for the licence server", False),
     ],
 )
-def test_timeouts_of_collectives_are_told_from_others(message: str, is_timeout: bool) -> None:
+def test_timeouts_of_collectives_are_distinguished_from_others(message: str, is_timeout: bool) -> None:
     report = ErrorReport(type="RuntimeError", message=message, traceback="")
     assert failures.is_collective_timeout(report) is is_timeout
 

@@ -316,7 +316,7 @@ def test_a_size_asked_for_before_training_is_taken_once_the_loop_can_save(run: R
     play = Elastic(steps=60, every=1000, asks=True, pace=0.01)
 
     def late(worker: ScriptedWorker) -> None:
-        time.sleep(0.3)  # it cannot be known yet that this loop saves when it is told to
+        time.sleep(0.3)  # it cannot be known yet that this loop saves on request
         play(worker)
 
     answers = ask_when_it_starts(run, {0: 1})
@@ -329,7 +329,7 @@ def test_a_size_asked_for_before_training_is_taken_once_the_loop_can_save(run: R
     assert run.watcher.warnings() == []
 
 
-def test_a_size_asked_for_during_a_restart_is_taken_though_nobody_commits(
+def test_a_size_requested_during_a_restart_is_taken_without_a_commit(
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -337,7 +337,7 @@ def test_a_size_asked_for_during_a_restart_is_taken_though_nobody_commits(
     rows: list[int] = []
 
     def reports_first(worker: ScriptedWorker) -> None:
-        """The run has committed before, but this loop saves only when it is told to, and asks after its reports."""
+        """The run has committed before, but this loop saves only on request, and asks after its reports."""
         save = False
         while worker.row < 150:
             time.sleep(0.005)
@@ -551,7 +551,7 @@ def test_a_run_that_has_failed_is_not_made_a_preempted_one_by_a_notice(run: Run)
     assert run.go(ScriptedEngine(fails)).state == "failed"
 
 
-def test_a_second_notice_does_not_end_the_others_before_those_who_ended_for_the_first(run: Run) -> None:
+def test_a_second_notice_does_not_end_the_others_before_the_ranks_that_ended_for_the_first(run: Run) -> None:
     ended = threading.Event()
     saved: dict[int, int] = {}
 
@@ -630,7 +630,7 @@ def test_a_loop_that_looks_for_preemptions_only_loses_nothing_by_a_resize(run: R
 
 
 @pytest.mark.usefixtures("_no_grow_delay")
-def test_a_resize_that_is_put_off_while_a_rank_saves_leaves_nobody_waiting(
+def test_a_resize_that_is_put_off_while_a_rank_saves_leaves_no_rank_waiting(
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -69,7 +69,7 @@ def test_steps_samples_and_facts_are_kept_by_rank(spec: RunSpec) -> None:
     assert len(found.samples[0][1]) == 1
 
 
-def test_what_is_no_record_is_told_once_and_not_kept(spec: RunSpec) -> None:
+def test_telemetry_that_is_no_record_is_reported_once_and_not_kept(spec: RunSpec) -> None:
     storage, told = open_storage(spec.run.path), []
     kept = TelemetryWriter(spec, storage, 1, lambda message: told.append(message))
     kept.on_telemetry(member(1), from_worker.Telemetry(steps=b"half"))

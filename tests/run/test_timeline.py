@@ -17,7 +17,7 @@ from powertrain.run.startup.timeline import AttemptTimes, Leg, RankStart, phases
 from powertrain.wire.from_worker import FirstStep
 
 moments = st.floats(0, 1e6)
-#: What a clock of somebody else's may say, also one that was set back or broken.
+#: Times of another machine's clock, which may be set back or broken.
 durations = st.one_of(st.floats(-10, 1e6), st.just(math.nan), st.just(math.inf))
 legs = st.builds(
     Leg,
@@ -62,9 +62,7 @@ starts = st.builds(
 
 
 @given(starts, moments)
-def test_whatever_is_known_and_in_whatever_order_it_came_a_start_can_be_told(
-    start: AttemptTimes, now: float
-) -> None:
+def test_a_start_can_be_reported_from_any_records_in_any_order(start: AttemptTimes, now: float) -> None:
     fact = fact_of(start, 3, now)
     for phases in start.by_rank(now):
         assert all(seconds >= 0 for seconds in phases.values())
@@ -112,7 +110,7 @@ def test_every_second_of_a_rank_belongs_to_the_phase_in_which_it_went() -> None:
     )  # fmt: skip
 
 
-def test_a_first_word_that_comes_before_its_process_is_told_of_leaves_no_gap() -> None:
+def test_output_that_comes_before_its_process_is_reported_leaves_no_gap() -> None:
     rank = RankStart(started=2.75, greeted=2.5, done=5.0)
     (phases,) = start_of(rank).by_rank(99.0)
     assert (phases["fork"], phases["hello"], sum(phases.values())) == (1.25, 0.0, 5.0)
@@ -253,7 +251,7 @@ def test_a_restart_has_a_timeline_of_its_own_from_the_end_of_the_attempt_before(
     )
 
 
-def test_an_attempt_that_ends_before_its_first_step_tells_how_far_it_had_come() -> None:
+def test_an_attempt_that_ends_before_its_first_step_reports_how_far_it_had_come() -> None:
     gathered = Gathered()
     gathered.attempt(0, 2)
     gathered.first_step(0, step=0.0)
@@ -274,7 +272,7 @@ def told(path: dict[str, float], **more: Any) -> ev.StartupMeasured:
     )
 
 
-def test_phases_that_hardly_took_time_are_told_together() -> None:
+def test_phases_that_hardly_took_time_are_reported_together() -> None:
     fact = told(
         {"imports": 3.0, "slots": 0.02, "fork": 0.03, "hello": 0.04, "first step": 0.91, "other": 0.01}
     )

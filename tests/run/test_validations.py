@@ -58,7 +58,7 @@ def manifest(row: int = 1, extras: dict[str, Any] | None = None) -> Manifest:
 
 
 @given(asked=st.dictionaries(st.text(), st.integers()))
-def test_what_a_report_asks_for_goes_over_what_the_trainer_was_given(asked: dict[str, int]) -> None:
+def test_settings_of_a_report_go_over_those_of_the_trainer(asked: dict[str, int]) -> None:
     config = ValidationConfig(fn=anything, task_config=ValidationTaskConfig(timeout_s=5))
     task = validations.task_of(config, ValidationRequest(arguments=asked), manifest(), Checkpoint("/x"))
     assert task.arguments == asked
@@ -110,7 +110,7 @@ def test_a_slot_is_reserved_only_where_amounts_are_asked_for(
     assert validations.shape_of(ValidationConfig(fn=anything, ray_remote_kwargs=asked)) == shape
 
 
-def test_an_error_is_told_with_the_users_own_line() -> None:
+def test_an_error_is_reported_with_the_users_own_line() -> None:
     error = ErrorReport(
         type="ValueError",
         message="bad",

@@ -242,7 +242,7 @@ def test_a_rank_that_does_not_answer_is_looked_at_from_outside(run: Run, mute: t
     assert states[1] == "stopped"
 
 
-def test_who_neither_answers_nor_can_be_seen_is_named_at_the_deadline(
+def test_a_rank_that_neither_answers_nor_can_be_seen_is_named_at_the_deadline(
     run: Run,
     mute: threading.Event,
     monkeypatch: pytest.MonkeyPatch,

@@ -191,7 +191,7 @@ def test_a_compilation_that_does_not_end_for_half_an_hour_is_noticed() -> None:
 # --------------------------------------------------------------------------- twelve kinds of hang
 
 
-def test_a_lock_that_never_opens_is_told_within_five_seconds_with_its_line() -> None:
+def test_a_lock_that_never_opens_is_reported_within_five_seconds_with_its_line() -> None:
     run, began = hang_while_others_average(IN_LOCK)
     suspected, _ = run.only(Suspect)
     noticed, _ = run.only(HangNotice)
@@ -207,7 +207,7 @@ def test_a_lock_that_never_opens_is_told_within_five_seconds_with_its_line() -> 
     )
 
 
-def test_a_missed_all_reduce_names_who_has_returned_and_the_line_where_the_other_waits() -> None:
+def test_a_missed_all_reduce_names_the_returned_rank_and_the_line_where_the_other_waits() -> None:
     run = Run(2)
     run.go(10)
     run.set(0, where=IN_ALL_REDUCE, collectives=51)
@@ -239,7 +239,7 @@ def test_an_extra_all_reduce_is_blamed_on_the_one_rank_that_made_it() -> None:
     assert "or rank 2 called an extra one" in verdict.message
 
 
-def test_a_rank_blocked_in_its_loader_is_told_as_such() -> None:
+def test_a_rank_blocked_in_its_loader_is_reported_as_such() -> None:
     run, _ = hang_while_others_average(at(20, "loader", "__next__"))
     verdict = verdict_of(run, {1: [process("sleeping", frame(20))]})
     assert (verdict.culprits, verdict.frame) == ((1,), frame(20))
@@ -300,7 +300,7 @@ def test_ranks_that_beat_every_four_seconds_are_not_suspected_between_their_beat
 
 
 @pytest.mark.parametrize(("gather", "suspected_after", "noticed_after"), [(0.0, 2.9, 4.8), (4.0, 8.9, 10.8)])
-def test_what_is_heard_later_is_judged_later_and_not_otherwise(
+def test_messages_that_come_later_are_judged_later_and_not_otherwise(
     gather: float, suspected_after: float, noticed_after: float
 ) -> None:
     run = Run(3, collectives=False, gather=gather)
@@ -326,7 +326,7 @@ def test_a_rank_whose_connection_ended_is_silent_at_once_however_seldom_it_beats
     assert [state.silent for state in notice.states] == [False, True]
 
 
-def test_ranks_that_stand_at_the_same_place_are_told_of_in_the_plural() -> None:
+def test_ranks_that_stand_at_the_same_place_are_reported_in_the_plural() -> None:
     run = Run(6)
     run.go(10)
     run.set(0, 1, 2, 3, 4, where=at(12))
@@ -339,7 +339,7 @@ def test_ranks_that_stand_at_the_same_place_are_told_of_in_the_plural() -> None:
     assert rest.endswith("; its process has died.")
 
 
-def test_a_single_rank_that_sleeps_after_its_first_steps_is_told_in_five_seconds() -> None:
+def test_a_single_rank_that_sleeps_after_its_first_steps_is_reported_in_five_seconds() -> None:
     run = Run(1, collectives=False)
     run.go(0.6)
     run.set(0, where=at(12))
@@ -349,7 +349,7 @@ def test_a_single_rank_that_sleeps_after_its_first_steps_is_told_in_five_seconds
     assert verdict_of(run).culprits == (0,)
 
 
-def test_a_stopped_rank_is_told_from_its_silence_and_the_kernels_word() -> None:
+def test_a_stopped_rank_is_recognized_by_its_silence_and_its_state_in_the_kernel() -> None:
     run, _ = hang_while_others_average(at(10), silent=True)
     verdict = verdict_of(run, {1: [process("stopped")]})
     assert (verdict.culprits, verdict.frame) == ((1,), frame(10))
@@ -367,7 +367,7 @@ def test_a_rank_stopped_inside_a_collective_is_still_the_culprit() -> None:
     assert verdict_of(run).culprits == (1,)
 
 
-def test_a_rank_stuck_in_c_with_pythons_lock_is_told_from_the_frame_found_outside() -> None:
+def test_a_rank_stuck_in_c_with_pythons_lock_is_located_by_the_frame_found_outside() -> None:
     run, _ = hang_while_others_average(at(10), silent=True)
     verdict = verdict_of(run, {1: [process("sleeping", frame(33))]})
     assert (verdict.culprits, verdict.frame) == ((1,), frame(33))
@@ -381,13 +381,13 @@ def test_a_silent_rank_of_which_nothing_is_known_is_named_with_its_last_place() 
     assert "Rank 1 has sent no heartbeat for" in verdict_of(run).message
 
 
-def test_a_rank_stuck_in_c_without_pythons_lock_is_told_by_its_own_beats() -> None:
+def test_a_rank_stuck_in_c_without_pythons_lock_is_located_by_its_own_heartbeats() -> None:
     run, _ = hang_while_others_average(at(34, call="sleep"))
     verdict = verdict_of(run, {1: [process("sleeping", frame(34))]})
     assert (verdict.culprits, verdict.frame) == ((1,), frame(34))
 
 
-def test_mismatched_reports_are_told_with_who_made_how_many_and_where_each_stands() -> None:
+def test_mismatched_reports_are_shown_with_the_count_and_place_of_each_rank() -> None:
     run = Run(2)
     run.set(0, 1, reports=6)
     run.go(10)
@@ -404,7 +404,7 @@ def test_mismatched_reports_are_told_with_who_made_how_many_and_where_each_stand
     )
 
 
-def test_a_rank_that_does_not_report_is_told_to_those_who_wait_for_its_row() -> None:
+def test_ranks_that_wait_for_a_row_are_notified_of_the_rank_that_does_not_report() -> None:
     run = Run(2, collectives=False)
     run.go(10)
     run.set(0, reports=7, awaits="row 7", where=at(50, "run", "report"))
@@ -437,14 +437,14 @@ def test_a_barrier_of_the_run_against_a_collective_of_torch_is_a_circle() -> Non
     assert "do not make the same calls" in verdict.message
 
 
-def test_a_dead_slow_disk_read_is_told_as_a_disk_wait() -> None:
+def test_a_dead_slow_disk_read_is_reported_as_a_disk_wait() -> None:
     run, _ = hang_while_others_average(at(35))
     verdict = verdict_of(run, {1: [process("disk-sleep")]})
     assert (verdict.culprits, verdict.frame) == ((1,), frame(35))
     assert "it is in an uninterruptible disk wait" in verdict.message
 
 
-def test_an_endless_loop_is_told_although_its_line_keeps_changing() -> None:
+def test_an_endless_loop_is_reported_although_its_line_keeps_changing() -> None:
     run = Run(2)
     run.go(10)
     run.set(0, where=IN_ALL_REDUCE, collectives=51)
@@ -468,7 +468,7 @@ def test_a_collective_that_all_have_come_to_has_no_culprit() -> None:
     assert "All ranks are inside the all_reduce at /home/me/train.py:41" in verdict.message
 
 
-def test_ranks_in_different_collectives_are_told_apart() -> None:
+def test_ranks_in_different_collectives_are_distinguished() -> None:
     run = Run(2)
     run.go(10)
     run.set(0, where=IN_ALL_REDUCE, collectives=51)
@@ -488,7 +488,7 @@ def test_a_rank_that_waits_on_its_gpu_is_not_blamed_for_one_that_began_fewer_col
     assert "rank 0 began 52 collectives, rank 1 only 50" in verdict.message
 
 
-def test_a_collective_of_another_group_waits_for_who_is_in_none() -> None:
+def test_a_collective_of_another_group_waits_for_the_rank_that_is_in_none() -> None:
     run = Run(2, collectives=False)
     run.go(10)
     run.set(0, where=IN_ALL_REDUCE)
@@ -520,7 +520,7 @@ def test_a_first_step_of_25_seconds_is_no_hang() -> None:
     assert run.quiet()
 
 
-def test_a_first_step_that_takes_longer_is_told_of_all_ranks() -> None:
+def test_a_first_step_that_takes_longer_is_reported_for_all_ranks() -> None:
     run = Run(2)
     run.go(32, moving=())
     noticed, notice = run.only(HangNotice)
@@ -536,7 +536,7 @@ def test_a_long_first_step_of_one_rank_is_quiet_while_the_others_go_on() -> None
     assert run.quiet()
 
 
-def test_a_long_first_step_that_others_wait_for_is_told_once_and_withdrawn() -> None:
+def test_a_long_first_step_that_others_wait_for_is_reported_once_and_withdrawn() -> None:
     run = Run(2)
     run.set(0, where=IN_BACKWARD, collectives=1)
     run.go(60, moving=())
@@ -563,7 +563,7 @@ def test_an_evaluation_whose_batches_grow_is_no_hang_however_long_others_wait() 
     assert run.quiet()
 
 
-def test_an_evaluation_that_shows_nothing_is_told_withdrawn_and_not_told_again() -> None:
+def test_an_evaluation_that_shows_nothing_is_reported_withdrawn_and_not_reported_again() -> None:
     run = Run(4)
     for _ in range(3):
         run.go(20)
@@ -579,7 +579,7 @@ def test_an_evaluation_that_shows_nothing_is_told_withdrawn_and_not_told_again()
     assert not run.all(Act)
 
 
-def test_an_evaluation_in_many_lines_is_told_once() -> None:
+def test_an_evaluation_in_many_lines_is_reported_once() -> None:
     run = Run(2, collectives=False)
     for _ in range(4):
         run.go(20)
@@ -590,7 +590,7 @@ def test_an_evaluation_in_many_lines_is_told_once() -> None:
     assert run.only(HangNotice)[1].ranks == (0,)
 
 
-def test_a_hang_after_a_place_that_may_take_long_is_told_by_its_own_place() -> None:
+def test_a_hang_after_a_place_that_may_take_long_is_reported_with_its_own_place() -> None:
     run = Run(1, collectives=False)
     for _ in range(2):
         run.go(20)
@@ -605,7 +605,7 @@ def test_a_hang_after_a_place_that_may_take_long_is_told_by_its_own_place() -> N
     assert notice.states[0].frame == IN_LOCK.frame
 
 
-def test_a_place_that_took_long_is_told_when_it_takes_much_longer() -> None:
+def test_a_place_that_took_long_is_reported_when_it_takes_much_longer() -> None:
     run = Run(1, collectives=False)
     run.go(20)
     run.set(0, where=at(60))
@@ -628,7 +628,7 @@ def test_a_short_evaluation_is_quiet() -> None:
     assert not run.all(HangNotice)
 
 
-def test_a_long_checkpoint_is_told_as_one_and_not_acted_on_for_half_an_hour() -> None:
+def test_a_long_checkpoint_is_reported_as_one_and_not_acted_on_for_half_an_hour() -> None:
     run = Run(2)
     run.go(10)
     run.set(0, phase="checkpoint", where=at(50))
@@ -640,7 +640,7 @@ def test_a_long_checkpoint_is_told_as_one_and_not_acted_on_for_half_an_hour() ->
     assert run.only(Act)[1].ranks == (0,)
 
 
-def test_waiting_for_a_commit_is_told_and_counts_as_saving() -> None:
+def test_waiting_for_a_commit_is_reported_and_counts_as_saving() -> None:
     run = Run(2, collectives=False)
     run.set(0, 1, reports=7)
     run.go(10)
@@ -650,7 +650,7 @@ def test_waiting_for_a_commit_is_told_and_counts_as_saving() -> None:
     assert not run.all(Act)
 
 
-def test_nobody_is_told_of_while_a_debugger_holds_a_rank_and_clocks_start_again_after_it() -> None:
+def test_no_rank_is_reported_while_a_debugger_holds_one_and_clocks_start_again_after_it() -> None:
     run = Run(2, timeout=60)
     run.go(10)
     run.set(0, debugged=True)
@@ -689,7 +689,7 @@ def test_a_stop_of_the_whole_machine_is_nobodys_fault(seconds: int) -> None:
     assert run.seen == []
 
 
-def test_ranks_that_stopped_together_tell_so_by_their_idle_time() -> None:
+def test_ranks_that_stopped_together_are_recognized_by_their_idle_time() -> None:
     run = Run(2)
     run.go(10)
     run.set(0, 1, beats=False)
@@ -797,7 +797,7 @@ def test_the_act_waits_for_sixty_usual_steps() -> None:
     assert run.only(Act)[0] - began == pytest.approx(300, abs=1)
 
 
-def test_a_timeout_shorter_than_a_notice_acts_first_and_asks_for_stacks_before() -> None:
+def test_a_timeout_shorter_than_a_notice_acts_first_and_requests_stacks_before() -> None:
     run = Run(2, timeout=2.0)
     run.go(10)
     began = run.now
@@ -813,7 +813,7 @@ def test_a_timeout_shorter_than_a_notice_acts_first_and_asks_for_stacks_before()
     assert run.only(Withdrawn)[1].ranks == (1,)
 
 
-def test_another_culprit_is_told_a_minute_after_the_first_at_the_earliest() -> None:
+def test_another_culprit_is_named_a_minute_after_the_first_at_the_earliest() -> None:
     run = Run(3, collectives=False)
     run.go(10)
     run.set(1, where=IN_LOCK)
@@ -980,7 +980,7 @@ def test_only_differences_of_time_matter(
 
 @settings(deadline=None, max_examples=scaled(60))
 @given(histories, st.integers(0, 39), st.integers(1, 600))
-def test_time_in_which_the_controller_stood_still_counts_for_nobody(
+def test_time_in_which_the_controller_stood_still_counts_for_no_rank(
     history: list[tuple[float, int, Any]], number: int, seconds: int
 ) -> None:
     """A beat tells of no more than the time since the pause: the ranks stood still with it."""

@@ -81,7 +81,7 @@ def test_a_single_job_trains_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert accuracy > 0.5
 
 
-def test_a_job_that_asks_for_an_absent_accelerator_is_refused() -> None:
+def test_a_job_that_requests_an_absent_accelerator_is_refused() -> None:
     @powertrain.remote(resources={"accelerator_type:T4": 0.0001})
     def job() -> None: ...
 

@@ -178,7 +178,7 @@ def test_put_file_if_absent_leaves_a_taken_key_alone(storage: Storage, tmp_path:
     assert storage.list() == [("k", size)]
 
 
-def test_a_missing_source_file_is_told_and_nothing_is_stored(storage: Storage, tmp_path: Path) -> None:
+def test_a_missing_source_file_is_reported_and_nothing_is_stored(storage: Storage, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nothing-here"):
         storage.put_file("k", tmp_path / "nothing-here")
     assert storage.list() == []

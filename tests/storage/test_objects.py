@@ -31,7 +31,7 @@ from powertrain.storage.objects import ObjectStorage
 
 
 class Retries(list[tuple[str, float]]):
-    """Collects what ``on_retry`` is told."""
+    """Collects the calls of ``on_retry``."""
 
     def __call__(self, reason: str, waited: float) -> None:
         self.append((reason, waited))
@@ -147,7 +147,7 @@ def test_nothing_works_within_the_deadline_is_a_timeout_with_the_last_reason(
         assert time.monotonic() - began < 20
 
 
-def test_a_source_that_cannot_be_read_is_told_at_once(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_read_is_reported_at_once(storage: ObjectStorage, tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         storage.put_file("k", tmp_path)
     assert storage.list() == []
@@ -211,7 +211,7 @@ def answering(*answers: tuple[int, bytes]) -> Iterator[str]:
         (501, b"<Error><Code>NotImplemented</Code></Error>", "NotImplemented"),
     ],
 )
-def test_what_cannot_pass_is_told_at_once(status: int, body: bytes, says: str) -> None:
+def test_a_permanent_error_is_reported_at_once(status: int, body: bytes, says: str) -> None:
     with answering((status, body)) as address:
         storage = ObjectStorage(address, timeout=60)
         began = time.monotonic()
@@ -346,7 +346,7 @@ def test_credentials_and_endpoint_come_from_the_environment(
 def test_keys_in_the_address_are_not_mixed_with_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A session token belongs to the keys beside it, an endpoint to whoever set it."""
+    """A session token belongs to the keys beside it, an endpoint to the place that set it."""
     with answering((200, b"")) as address, monkeypatch.context() as patch:
         patch.setenv("AWS_SESSION_TOKEN", "of other keys")
         patch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")

@@ -95,7 +95,7 @@ def test_the_mount_found_is_the_deepest_above_the_path(mounts: list[Mount], path
         (Mount("/", "ext4", "/dev/vda"), True, "container's own disk"),
     ],
 )
-def test_places_that_do_not_last_are_told_of(mount: Mount, container: bool, says: str) -> None:
+def test_places_that_do_not_last_are_reported(mount: Mount, container: bool, says: str) -> None:
     (remark,) = remarks_about_mount("/the/path", mount, container)
     assert "'/the/path'" in remark
     assert "Choose a storage path" in remark
@@ -147,7 +147,7 @@ def test_a_path_that_is_not_there_yet_is_judged_by_what_is_above(tmp_path: Path)
     assert not later.parent.exists()
 
 
-def test_memory_of_this_machine_is_told_of() -> None:
+def test_memory_of_this_machine_is_reported() -> None:
     mount = safety.mount_of("/dev/shm")
     if mount is None or mount.kind != "tmpfs":
         pytest.skip("this machine has no file system in memory")
@@ -163,7 +163,7 @@ def test_room_for_what_is_kept_needs_no_remark() -> None:
     assert space_remark(0, 0, 3) == ""
 
 
-def test_too_little_room_is_told_with_numbers_and_what_to_do() -> None:
+def test_too_little_room_is_reported_with_numbers_and_what_to_do() -> None:
     remark = space_remark(5 * GIB // 2, GIB, 3)
     for part in ("2.5 GiB free", "takes 1.0 GiB", "room for 2 more", "3 are kept", "smaller num_to_keep"):
         assert part in remark

@@ -97,7 +97,7 @@ def test_wait_returns_when_its_time_is_over(tmp_path: Any) -> None:
 
     @powertrain.remote
     def read() -> str:
-        return (tmp_path / "fifo").read_text()  # waits until somebody writes
+        return (tmp_path / "fifo").read_text()  # waits for a writer
 
     reading = read.remote()
     assert powertrain.wait([reading], timeout=0.05) == ([], [reading])

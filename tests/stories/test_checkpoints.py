@@ -273,7 +273,7 @@ def save_sizes(config: dict[str, Any]) -> None:
             powertrain.report({"megabytes": megabytes}, checkpoint=checkpoint, checkpoint_upload_mode=mode)
 
 
-def test_on_a_full_disk_training_goes_on_and_what_was_not_saved_is_told(small_disk: Path) -> None:
+def test_on_a_full_disk_training_goes_on_and_what_was_not_saved_is_reported(small_disk: Path) -> None:
     result = powertrain.DataParallelTrainer(
         save_sizes,
         train_loop_config={"sizes": [1, 20, 1, 1]},
@@ -397,7 +397,7 @@ def die_once_before_plain_reports_are_sent(config: dict[str, Any]) -> None:
         powertrain.report({"value": 100})
         return
     if rank == 1:
-        current("the story").service.post = lambda message: None  # type: ignore[method-assign]
+        current("the story").service.post = lambda message, **_: None  # type: ignore[method-assign]
     for row in range(1, 4):
         if row == 3 and rank == 0:
             with powertrain.checkpoint_dir() as directory:
@@ -445,7 +445,7 @@ def test_a_trainer_can_be_made_again_from_its_run(tmp_path: Path) -> None:
     assert changed.fit().metrics == {"number": 5}
 
 
-def test_a_run_that_somebody_else_wrote_is_not_trusted_but_can_be_gone_on_with(
+def test_a_run_that_another_user_wrote_is_not_trusted_but_can_be_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     TorchTrainer(
@@ -469,7 +469,7 @@ def test_a_run_that_somebody_else_wrote_is_not_trusted_but_can_be_gone_on_with(
     assert trainer.fit().metrics == {"number": 2}
 
 
-def test_an_upload_that_fails_is_told_and_training_goes_on(fits: Any) -> None:
+def test_an_upload_that_fails_is_reported_and_training_goes_on(fits: Any) -> None:
     def loop() -> None:
         def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
             raise RuntimeError("the bucket is closed on Sundays")
@@ -563,7 +563,7 @@ def ask_before_the_others_have_reported(config: dict[str, Any]) -> None:
     powertrain.report({"row": 1})
 
 
-def test_who_asks_for_checkpoints_is_answered_when_a_row_without_one_closes(fits: Any) -> None:
+def test_a_query_for_checkpoints_is_answered_when_a_row_without_one_closes(fits: Any) -> None:
     outcome = fits.outcome(
         ask_before_the_others_have_reported, train_loop_config={"marks": str(fits.directory)}
     )

@@ -214,7 +214,7 @@ def test_a_dataset_that_is_not_split_is_whole_on_every_rank(fits: Any) -> None:
     assert lineage(fits) == {0: each_once()}
 
 
-def test_a_loop_that_does_not_ask_for_its_checkpoint_starts_at_epoch_0_and_is_told(fits: Any) -> None:
+def test_a_loop_that_does_not_load_its_checkpoint_starts_at_epoch_0_with_a_warning(fits: Any) -> None:
     config = {"epochs": 1, "batch": 20, "every": 0, "kills": [[0, 3]]}
     outcome = fit(
         fits,
@@ -262,7 +262,7 @@ def test_a_map_that_raises_names_the_row_and_the_line(fits: Any) -> None:
     assert "part-0.parquet" in text
 
 
-def test_missing_files_are_told_before_any_process_starts(fits: Any, tmp_path: Path) -> None:
+def test_missing_files_are_reported_before_any_process_starts(fits: Any, tmp_path: Path) -> None:
     nothing = powertrain.data.read_parquet(str(tmp_path / "nowhere"))
     outcome = fit(fits, feeding.reads_until_it_fails, {}, workers=2, datasets={"train": nothing})
     assert outcome["raised"] == "DataError"

@@ -113,7 +113,7 @@ def test_a_resize_redoes_nothing(fits: Any) -> None:
 
 @ON_BOTH
 def test_a_size_asked_for_before_the_loop_can_save_is_taken_soon_after(fits: Any) -> None:
-    """Before anything was committed, and when a restart has just begun: nobody commits but for the resize itself."""
+    """Before anything was committed, and when a restart has just begun: no rank commits but for the resize itself."""
     trainer = fits.trainer(
         registering.registers_when_told, kind=TorchTrainer, workers=(1, 2), train_loop_config={"waits": 2}
     )

@@ -110,7 +110,7 @@ def small_cgroup() -> Iterator[Path]:
 
 
 @ON_BOTH
-def test_an_oom_kill_is_told_from_other_kills(fits: Any, small_cgroup: Path) -> None:
+def test_an_oom_kill_is_distinguished_from_other_kills(fits: Any, small_cgroup: Path) -> None:
     outcome = fits.outcome(loops.fill_memory, train_loop_config={"cgroup": str(small_cgroup)})
 
     assert [(f["rank"], f["kind"]) for f in outcome["failures"]] == [(1, "oom")]

@@ -1,7 +1,7 @@
-"""Runs that end well: what they leave, how they are stopped early, how ranks meet, what callbacks hear.
+"""Runs that end well: what they leave, how they are stopped early, how ranks meet, what callbacks get.
 
-On the cluster play those in which something comes from other processes: output, values, hooks, stops, Ctrl-C while
-slots are being placed, two runs at once. What only the controller and the run's directory decide is told on one
+Those in which something comes from other processes run on the cluster too: output, values, hooks, stops, Ctrl-C while
+slots are being placed, two runs at once. What only the controller and the run's directory decide runs on one
 machine.
 """
 
@@ -65,7 +65,7 @@ def test_log_to_file_keeps_workers_off_the_terminal(fits: Any, capfd: pytest.Cap
 
 
 @pytest.mark.smoke
-def test_the_run_directory_tells_the_same_story_later(fits: Any) -> None:
+def test_the_run_directory_holds_the_same_facts_later(fits: Any) -> None:
     outcome = fits.outcome(loops.count_to_three)
 
     later = Result.from_path(outcome["path"])
@@ -288,7 +288,7 @@ class Clumsy(UserCallback):
 
 
 @ON_ALL
-def test_callbacks_hear_of_rows_checkpoints_and_facts(fits: Any, engine: str) -> None:
+def test_callbacks_get_rows_checkpoints_and_facts(fits: Any, engine: str) -> None:
     listener = Listener()
     outcome = fits.outcome(loops.improve, engine, kind=TorchTrainer, callbacks=[Clumsy(), listener])
 
@@ -304,7 +304,7 @@ def test_callbacks_hear_of_rows_checkpoints_and_facts(fits: Any, engine: str) ->
     assert len([w for w in warnings if "Clumsy.after_report raised RuntimeError: clumsy" in w]) == 1
 
 
-def test_callbacks_hear_of_failures(fits: Any) -> None:
+def test_callbacks_get_failures(fits: Any) -> None:
     listener = Listener()
     fits.outcome(loops.die, train_loop_config={"how": "SIGKILL"}, callbacks=[listener])
     assert listener.failures == [[1]]

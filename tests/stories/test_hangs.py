@@ -55,7 +55,7 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _acts_once_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user's time is over as soon as the notice was told, however long that took, for all kinds but one.
+    """The user's time is over as soon as the notice was shown, however long that took, for all kinds but one.
 
     Not before two heartbeats: an older one does not know what its rank does now.
     """
@@ -134,7 +134,7 @@ def hang_once() -> None:
         ("paused_debugger", None),
     ],
 )
-def test_what_only_takes_long_is_not_acted_on_and_nobody_else_is_blamed(
+def test_a_call_that_only_takes_long_is_not_acted_on_and_no_other_rank_is_blamed(
     fits: Any, kind: str, culprit: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Two minutes are half a second here: what is left alone is so because of what it is, and not for want of time.
@@ -147,7 +147,7 @@ def test_what_only_takes_long_is_not_acted_on_and_nobody_else_is_blamed(
     assert len(over) == len(notices(fits, kind)), "what was noticed was withdrawn"
 
 
-def test_inline_a_pause_is_told_and_never_acted_on(fits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inline_a_pause_is_reported_and_never_acted_on(fits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # The session's cluster is below this process, and a look at all of it would outlast the pause.
     monkeypatch.setattr(stacks, "_CHILDREN_WITHIN", 0.2)
     limits = FailureConfig(hang_timeout_s=1.5)
@@ -185,7 +185,7 @@ def test_a_stop_of_everything_is_nobodys_hang(fits: Any, monkeypatch: pytest.Mon
             time.sleep(0.05)
         time.sleep(2.0)
         everyone = [os.getpid(), *(process.pid for process in ours())]
-        helper = os.fork()  # this process is stopped as well: somebody else must wake it
+        helper = os.fork()  # this process is stopped as well: another one must wake it
         if helper == 0:
             for pid in everyone:
                 os.kill(pid, signal.SIGSTOP)

@@ -43,6 +43,7 @@ def fit(fits: Any, name: str = "fed", engine: str = "", workers: int = 2, **conf
         kind=TorchTrainer,
         workers=workers,
         train_loop_config=config,
+        torch_config=in_lightning.WithLightning(),
         datasets={"train": rows.random_shuffle(seed=3)},
         name=name,
         failure_config=FailureConfig(max_failures=failures),

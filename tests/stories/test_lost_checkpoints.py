@@ -189,7 +189,9 @@ def write_until_full(config: dict[str, Any]) -> None:
             file.write(bytes(1 << 20))
 
 
-def test_a_training_function_that_fills_a_disk_is_told_which_one(disk: Path, tmp_path: Path) -> None:
+def test_a_training_function_that_fills_a_disk_gets_an_error_that_names_it(
+    disk: Path, tmp_path: Path
+) -> None:
     with pytest.raises(TrainingFailedError) as raised:
         DataParallelTrainer(
             write_until_full,

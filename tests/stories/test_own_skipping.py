@@ -109,7 +109,7 @@ def test_a_loop_that_skips_what_was_skipped_for_it_is_stopped_with_the_remedy(
     assert not [row for row in trained_in(fits.directory) if row[0]], "nothing was trained on the wrong rows"
 
 
-def test_a_loop_that_skips_nothing_is_told_where_it_goes_on_and_sees_each_row_once(
+def test_a_loop_that_skips_nothing_gets_its_position_and_sees_each_row_once(
     play: Any, fits: Any, reads: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     outcome = play(skips=False, resume=None)

@@ -27,7 +27,8 @@ def test_a_live_run_is_profiled_trains_on_and_keeps_the_trace(
     assert profiled.exit_code == 0, profiled.output
     assert "rank 0: 2 steps of " in profiled.output
     assert "rank 1: 2 steps of " in profiled.output
-    for line in ("traced.py:", "in loss_of", "backward of ", "aten::addmm", "lines, by allocated memory"):
+    # Which operators took longest depends on what else the machine does; that all were recorded is checked below.
+    for line in ("traced.py:", "in loss_of", "backward of ", " aten::", "lines, by allocated memory"):
         assert line in profiled.output, profiled.output
 
     again = json.loads(at_another_terminal("profile", "live", "--steps", "1", "--json").output)
@@ -42,7 +43,7 @@ def test_a_live_run_is_profiled_trains_on_and_keeps_the_trace(
     run = Path(stories.storage, "live")
     assert len(list((run / "profiles").glob("*.trace.json.gz"))) == 3
     trace = json.loads(gzip.decompress((run / only["record"]["trace"]).read_bytes()))
-    assert trace["traceEvents"]
+    assert {"aten::addmm", "aten::relu"} <= {event.get("name") for event in trace["traceEvents"]}
     kept = at_another_terminal("profile", str(run))
     assert kept.exit_code == 0, kept.output
     assert "rank 0: 1 step of " in kept.output

@@ -10,7 +10,7 @@ import clustered
 import psutil
 import pytest
 import story
-from tests.ray_nodes import RayNodes
+from tests.ray_nodes import RayNodes, agent_of
 from tests.stories.engines import on
 from tests.stories.going import all_of, going, places, sizes
 
@@ -46,7 +46,7 @@ def test_a_worker_whose_node_was_given_up_commits_nothing_although_it_lives_and_
     with going(trainer) as run:
         story.await_told("steps-0-0", "steps-0-1")
         outcast = psutil.Process(places(fits.directory, 0, 2)[1]["pid"])
-        agent = agent_of(outcast, ray_cluster)
+        agent = psutil.Process(agent_of(outcast.ppid()))
         agent.suspend()  # it is as silent as if its network were cut, and cannot end the worker
         try:
             began = run.fact(fits, "fenced", ev.TrainingStarted, attempt=1)
@@ -61,14 +61,6 @@ def test_a_worker_whose_node_was_given_up_commits_nothing_although_it_lives_and_
     assert sizes(fits, "fenced") == [2, 1]
     assert {commit.attempt for commit in commits_since(fits, began.time)} == {1}
     assert [lost.ranks for lost in all_of(fits, "fenced", ev.Lost)] == [(1,)]
-
-
-def agent_of(rank: psutil.Process, cluster: RayNodes) -> psutil.Process:
-    """The agent that the rank's server hangs on, as the server's command line says."""
-    server = " ".join(psutil.Process(rank.ppid()).cmdline())
-    below = psutil.Process(cluster.pid).children(recursive=True)
-    [found] = [one for one in below if "AgentActor" in one.name() and f" {one.pid}," in server]
-    return found
 
 
 def commits_since(fits: Any, when: float) -> list[Any]:

@@ -48,7 +48,7 @@ def stop_once_it_goes_on() -> None:
 
 
 @pytest.mark.smoke
-def test_who_reads_it_later_hears_what_the_caller_of_fit_was_told(fits: Any) -> None:
+def test_a_result_read_later_holds_what_the_caller_of_fit_got(fits: Any) -> None:
     results = [ended(fits, how) for how in ("finished", "failed", "preempted")]
     for told in ("rank 0 goes on", "rank 1 goes on"):
         (fits.directory / told).unlink()
@@ -113,7 +113,7 @@ def configured_in(place: str | Path) -> Iterator[None]:
         yield
 
 
-def test_a_return_value_that_somebody_else_wrote_is_not_opened_unasked(fits: Any, tmp_path: Path) -> None:
+def test_a_return_value_that_another_user_wrote_is_not_opened_unasked(fits: Any, tmp_path: Path) -> None:
     sprung = tmp_path / "sprung"
     result = Result.from_path(returned(fits, Trap(sprung)).path)
     with (
@@ -127,7 +127,7 @@ def test_a_return_value_that_somebody_else_wrote_is_not_opened_unasked(fits: Any
     assert sprung.exists()
 
 
-def test_a_return_value_that_could_not_be_kept_is_told_and_is_there_in_memory(
+def test_a_return_value_that_could_not_be_kept_is_reported_and_is_there_in_memory(
     fits: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with configured_in("/dev/null"):  # below which no key can be made

@@ -219,7 +219,7 @@ def test_what_is_set_between_making_the_trainer_and_fit_is_seen(tmp_path: Path) 
     assert "SEEN 7" in output
 
 
-def test_a_script_with_threads_is_told_once_that_workers_import_modules_from_their_files(
+def test_a_script_with_threads_is_warned_once_that_workers_import_modules_from_their_files(
     tmp_path: Path,
 ) -> None:
     code, output = run_script(tmp_path, SWEEP.replace("for value in", THREAD + "for value in"))

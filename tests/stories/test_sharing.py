@@ -1,4 +1,4 @@
-"""Runs of one user share one machine: they wait in one line for what there is not enough of, whoever dies meanwhile."""
+"""Runs of one user share one machine: they wait in one line for scarce resources, also when others die meanwhile."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def holders(stories: Any) -> list[str]:
 
 
 def reasons(stories: Any, name: str) -> list[str]:
-    """What a run was told that it waits for."""
+    """The reason that a run was given for its wait."""
     return [fact.reason for fact in stories.facts(name) if type(fact).__name__ == "SlotsWaited"]
 
 
@@ -131,7 +131,7 @@ def nobody_hears(_: object) -> None:
 
 
 def assert_only_held(stories: Any) -> None:
-    """The holder has what it has, nobody stands in line, and no worker was started."""
+    """The holder keeps its resources, the line is empty, and no worker was started."""
     left = list((stories.runtime / "powertrain" / "claims").iterdir())
     assert [path.name.split("-")[0] for path in left] == [str(os.getpid())]
     assert not (stories.root / "notes").exists()

@@ -86,7 +86,7 @@ def await_mark(mark: Path) -> None:
 
 
 class Listener(UserCallback):
-    """Keeps every fact that the user is told."""
+    """Keeps every event that is shown to the user."""
 
     def __init__(self) -> None:
         self.facts: list[Any] = []
@@ -96,7 +96,7 @@ class Listener(UserCallback):
 
 
 class Story:
-    """One run on a thread, and what is told of it."""
+    """One run on a thread, and its events."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ def test_storage_that_hangs_past_the_deadline_fails_checkpoints_and_not_the_run(
 # --------------------------------------------------------------------------- the staging area is full
 
 
-def test_while_storage_is_down_the_oldest_checkpoint_yields_to_the_newest_and_it_is_told(
+def test_while_storage_is_down_the_oldest_checkpoint_yields_to_the_newest_and_it_is_reported(
     s3: S3Server, proxy: Proxy, spool: Path, tmp_path: Path
 ) -> None:
     config = CheckpointConfig(staging_bytes=int(2.5 * SIZE), on_full="replace")

@@ -34,7 +34,7 @@ def test_a_task_runs_in_a_process_of_its_own_and_gives_its_value(place: str) -> 
 
 
 @pytest.mark.usefixtures("place")
-def test_an_error_in_a_task_is_told_with_its_traceback_and_caught_by_its_class() -> None:
+def test_an_error_in_a_task_is_reported_with_its_traceback_and_caught_by_its_class() -> None:
     @powertrain.remote
     def divide(a: int) -> float:
         return a / 0
@@ -120,7 +120,7 @@ def test_init_takes_what_rays_takes_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("amount", [float("inf"), float("nan"), -1, "2", True, None])
-def test_init_refuses_resources_that_no_other_process_could_be_told_of(amount: Any) -> None:
+def test_init_refuses_resources_that_no_other_process_could_know(amount: Any) -> None:
     with pytest.raises(ConfigError, match=r"init\(resources=\{'license': .*\}\) is not an amount"):
         powertrain.init("local", resources={"license": amount})
     with pytest.raises(ConfigError, match="the GPUs of this machine are counted by themselves"):

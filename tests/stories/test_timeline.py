@@ -103,7 +103,7 @@ def test_a_report_is_a_first_step_on_every_engine(fits: Any, engine: str) -> Non
     assert (fact.ranks, fact.unfinished) == (tuple(ranks(engine)), ())
 
 
-def test_a_function_that_makes_no_step_is_told_at_its_end(fits: Any) -> None:
+def test_a_function_that_makes_no_step_is_reported_at_its_end(fits: Any) -> None:
     fits.outcome(starting.never_at_a_step, "inline")
 
     (fact,) = starts(fits, "never_at_a_step")

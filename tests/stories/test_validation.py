@@ -184,7 +184,7 @@ def test_workers_need_not_wait_for_validations(fits: Any) -> None:
     assert statuses(outcome) == ["VALIDATED"] * 3
 
 
-def test_a_validation_that_nobody_can_make_is_refused_at_the_report(fits: Any) -> None:
+def test_a_validation_without_a_function_is_refused_at_the_report(fits: Any) -> None:
     outcome = fit(fits, "local", None)
 
     assert outcome["raised"] == "TrainingFailedError"

@@ -1,4 +1,4 @@
-"""Whole runs, and somebody at another terminal: who reads along, looks at what ranks are doing, and stops them."""
+"""Whole runs, and commands from another terminal that follow their logs, show what ranks are doing, and stop them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def await_text(path: Path, *texts: str) -> None:
         time.sleep(0.01)
 
 
-def test_who_follows_the_logs_reads_every_attempt_to_the_end_of_the_run(
+def test_following_the_logs_reads_every_attempt_to_the_end_of_the_run(
     stories: Any, at_another_terminal: Callable[..., Result], reader: Callable[..., Any]
 ) -> None:
     driver = stories.start("talk")
@@ -83,7 +83,7 @@ def test_who_follows_the_logs_reads_every_attempt_to_the_end_of_the_run(
     assert alone.stdout == "rank 1 is in attempt 0\n"
 
 
-def test_who_follows_the_logs_of_a_killed_driver_is_told_and_leaves(
+def test_following_the_logs_of_a_killed_driver_says_so_and_ends(
     stories: Any, reader: Callable[..., Any]
 ) -> None:
     driver = stories.start("talk")

@@ -106,7 +106,7 @@ def test_a_step_is_refused_where_it_is_the_nth_that_matches(here: Path) -> None:
 
 
 @pytest.mark.parametrize(("times", "refused"), [(2, 2), (None, 4)])
-def test_a_fault_lasts_as_often_as_it_is_told_to(here: Path, times: int | None, refused: int) -> None:
+def test_a_fault_happens_the_given_number_of_times(here: Path, times: int | None, refused: int) -> None:
     with faults.installed(Fault(Boundary(number=2), Raise(errno.EIO), times), directory=here):
         failures = 0
         for _ in range(5):
@@ -307,7 +307,7 @@ def test_steps_of_the_optimizer_and_batches_of_the_loader_are_places_too(
     assert len(faults.fired(here)) == 2
 
 
-def test_a_hang_lasts_as_long_as_it_is_told_to_in_whatever_it_hangs(fit: Callable[..., Any]) -> None:
+def test_a_hang_lasts_as_long_as_requested_in_whatever_it_hangs(fit: Callable[..., Any]) -> None:
     kinds: tuple[Literal["sleep", "lock", "loop", "gil", "c"], ...] = ("sleep", "lock", "loop", "gil", "c")
 
     def ticking_reports() -> list[tuple[float, int]]:

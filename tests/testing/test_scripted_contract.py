@@ -85,14 +85,14 @@ class TestScriptedEngine(EngineContract):
 
 
 class Listener:
-    """A started engine and what it has told."""
+    """A started engine and its events."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self.events: list[EngineEvent] = []
         engine.start(self.events.append, lambda _slot, _data: None)
 
 
-def test_a_script_that_says_nothing_of_capacity_tells_none() -> None:
+def test_a_scripted_engine_without_capacity_events_reports_none() -> None:
     engine = ScriptedEngine()
     told = Listener(engine).events
     engine.watch_capacity(SlotShape(gpus=1.0))

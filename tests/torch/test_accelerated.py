@@ -75,7 +75,7 @@ def test_a_loop_that_leaves_an_epoch_early_is_no_longer_in_it(as_rank: AsRank, a
     assert not accelerator.gradient_state.in_dataloader
 
 
-def test_without_an_accelerator_there_is_nobody_to_follow() -> None:
+def test_without_an_accelerator_there_is_no_device_to_follow() -> None:
     followed = follow_iteration()
     followed.end_of_dataloader = True
     followed.end()

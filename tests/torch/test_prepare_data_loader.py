@@ -497,7 +497,7 @@ def test_a_loader_that_is_not_used_yet_keeps_its_saved_place(as_rank: Callable[.
     assert session.service.said == []  # type: ignore[attr-defined]
 
 
-def test_a_loop_that_never_asks_for_its_checkpoint_begins_anew_and_is_told(
+def test_a_loop_that_never_loads_its_checkpoint_begins_anew_with_a_warning(
     as_rank: Callable[..., Session],
 ) -> None:
     prepared: Any = prepare_data_loader(DataLoader(counting(24)))
@@ -553,7 +553,7 @@ def test_a_loader_prepared_anew_in_each_epoch_goes_on_with_the_next_one(
     assert {name: state["epoch"] for name, state in positions.items()} == {"loader": 3, "loader-2": 3}
 
 
-def test_a_batch_that_failed_is_behind_who_goes_on(as_rank: Callable[..., Session]) -> None:
+def test_a_loop_that_goes_on_has_the_failed_batch_behind_it(as_rank: Callable[..., Session]) -> None:
     class Broken(torch.utils.data.Dataset[int]):
         def __len__(self) -> int:
             return 10
@@ -851,7 +851,7 @@ class Endless:
         return iter(range(5))
 
 
-def test_a_sampler_without_a_length_is_told_of(on_ranks: Callable[..., list[Any]]) -> None:
+def test_a_sampler_without_a_length_is_reported(on_ranks: Callable[..., list[Any]]) -> None:
     with pytest.warns(
         UserWarning, match=r"Endless has no length.*must draw the same on all 2 workers"
     ) as caught:

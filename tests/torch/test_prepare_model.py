@@ -377,7 +377,7 @@ def test_unequal_ranks_are_exact_with_every_option_of_ddp(three: Any, options: d
         assert max(differences) <= 1e-12, differences
 
 
-def test_not_a_number_in_a_filler_row_reaches_nobody(three: Any) -> None:
+def test_not_a_number_in_a_filler_row_reaches_no_gradient(three: Any) -> None:
     def look() -> float:
         model = prepare_model(make_linear())
         one_step(model, 2, filler=float("nan"))
@@ -605,7 +605,7 @@ def test_strategy_none_only_moves_and_preparing_twice_is_once(alone: Callable[..
     assert alone(look) == [True, True]
 
 
-def test_the_model_goes_where_it_is_told(alone: Callable[..., Any]) -> None:
+def test_the_model_goes_to_the_requested_device(alone: Callable[..., Any]) -> None:
     def look() -> str:
         moved = prepare_model(nn.Linear(1, 1), torch.device("meta"), parallel_strategy=None)
         return str(next(moved.parameters()).device)
@@ -636,7 +636,7 @@ def test_a_key_and_its_prefixed_form_mean_the_same(inner_keys: set[str]) -> None
             assert wrapped_key(f"module.{key}", inner_keys) == f"module.{key}"
 
 
-def test_reproducibility_repeats_numbers_and_asks_for_determinism(alone: Callable[..., Any]) -> None:
+def test_reproducibility_repeats_numbers_and_turns_on_determinism(alone: Callable[..., Any]) -> None:
     def look() -> list[Any]:
         import random
 

@@ -175,7 +175,7 @@ def type_of_store(group: Any) -> str:
     return str(group.execute_single(0, look))
 
 
-def test_accelerate_is_told_the_device_of_the_worker_and_keeps_one_that_the_user_named(
+def test_accelerate_gets_the_device_of_the_worker_and_keeps_one_that_the_user_named(
     forked: Callable[[int], Any],
 ) -> None:
     group = forked(2)
@@ -290,7 +290,7 @@ def test_gpus_of_several_nodes_and_gloo_are_not_refused() -> None:
     refuse_shared_gpus(None, [worker(0), worker(1)])
 
 
-def test_one_host_is_told_from_several() -> None:
+def test_one_host_is_distinguished_from_several() -> None:
     assert on_one_host([worker(0), worker(1)])
     assert not on_one_host([worker(0), worker(1, node="b")])
 

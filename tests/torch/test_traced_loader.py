@@ -25,7 +25,7 @@ from powertrain.worker.place import Place
 from powertrain.worker.progress import Gate
 from powertrain.worker.session import Session
 
-#: Long enough to be told from whatever else a step on a busy machine does.
+#: Longer than anything else in a step on a busy machine.
 LONG = 0.03
 
 
@@ -81,7 +81,7 @@ def test_a_batch_made_in_the_loop_is_waited_for_as_long_as_it_is_made(recorder: 
     assert all(step.fetch == pytest.approx(step.phases[phases.INPUT], abs=LONG / 2) for step in found[1:])
 
 
-def test_loader_processes_say_how_long_they_made_a_batch_that_nobody_waited_for(
+def test_loader_processes_say_how_long_they_made_a_batch_that_was_not_waited_for(
     recorder: Recorder,
 ) -> None:
     found = trained(recorder, loader(48, slow_stack, num_workers=1, prefetch_factor=4), seconds=2 * LONG)
@@ -92,7 +92,7 @@ def test_loader_processes_say_how_long_they_made_a_batch_that_nobody_waited_for(
 
 
 class _Stream:
-    """Stands for a GPU's; whoever waits for it does so in vain."""
+    """Stands for a GPU's, and never happens."""
 
     def __init__(self, device: Any) -> None:
         pass

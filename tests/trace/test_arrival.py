@@ -1,4 +1,4 @@
-"""Something is done when a module has been loaded, whoever loads it."""
+"""Callbacks run when a module has been loaded, by any importer."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from powertrain.trace.recording.recorder import Recorder
 
 
 class Loop:
-    """A loop whose steps the recorder hears of, and the counter of one of them."""
+    """A loop whose steps reach the recorder, and the counter of one of them."""
 
     def __init__(self, after: int = 2) -> None:
         self.model = nn.Sequential(nn.Conv1d(3, 8, 3), nn.Flatten(), nn.Linear(48, 16), nn.Linear(16, 4))

@@ -42,7 +42,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def long_phases(record: StepRecord) -> set[str]:
-    """The names of those that took as long as somebody made them take."""
+    """The names of calls that took as long as the test made them take."""
     return phases_longer_than(record, LONG * 0.9)
 
 

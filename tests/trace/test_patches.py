@@ -69,7 +69,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def long_phases(record: StepRecord) -> set[str]:
-    """The names of those that took as long as somebody made them take."""
+    """The names of calls that took as long as the test made them take."""
     return phases_longer_than(record, LONG * 0.9)
 
 
@@ -212,7 +212,7 @@ def test_of_processes_that_say_nothing_nothing_is_known() -> None:
     assert times.newest() == 2.0
 
 
-def test_a_loader_that_was_there_before_tells_no_time_and_is_read_on(recorder: Recorder) -> None:
+def test_a_loader_that_was_there_before_reports_no_time_and_is_read_on(recorder: Recorder) -> None:
     batches = iter(loader(workers=1))
     trace.init()
     train(Slow(), batches)
@@ -635,7 +635,7 @@ def test_nothing_is_left_patched_and_nothing_of_the_users_was_touched() -> None:
     assert {name for name in before.keys() | after.keys() if before.get(name) is not after.get(name)} == set()
 
 
-def test_what_somebody_else_has_patched_since_stays() -> None:
+def test_a_later_patch_of_other_code_stays() -> None:
     trace.init()
     ours = nn.Module.__call__
 
@@ -688,7 +688,7 @@ def test_the_second_init_takes_the_place_of_the_first(recorder: Recorder) -> Non
 
 
 @pytest.mark.parametrize("mode", ["auto", "manual"])
-def test_where_nobody_records_nothing_is_patched(mode: str) -> None:
+def test_without_a_recorder_nothing_is_patched(mode: str) -> None:
     before = touched()
     current.use(Recorder(bytearray(ring.ring_size(2)), thread=marks.NOBODY))
     trace.init(mode=mode)

@@ -34,7 +34,7 @@ def test_processor_time_of_this_process_is_seen_as_cores() -> None:
     assert seen.host_cores == psutil.cpu_count()
 
 
-def test_cores_that_others_get_are_told_and_are_not_busy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_that_others_get_are_reported_and_are_not_busy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     times = psutil.cpu_times()
     if "steal" not in times._fields:
         pytest.skip("this system does not tell")
@@ -65,7 +65,7 @@ def test_processes_that_it_has_started_count_with_it() -> None:
         child.communicate(b"\n")
 
 
-def test_the_memory_of_the_machine_is_told() -> None:
+def test_the_memory_of_the_machine_is_reported() -> None:
     seen = Sampler().look(0)
     assert 0 < seen.ram_used < seen.ram_total == pytest.approx(psutil.virtual_memory().total / MIB)
 
@@ -114,5 +114,5 @@ def test_a_record_comes_back_as_it_was() -> None:
         (0x8 | 0x80, samples.HARDWARE | samples.POWER),
     ],
 )
-def test_reasons_for_a_slow_clock_are_told_apart(reasons: int, meaning: int) -> None:
+def test_reasons_for_a_slow_clock_are_distinguished(reasons: int, meaning: int) -> None:
     assert throttling(reasons) == meaning

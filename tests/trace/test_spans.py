@@ -1109,7 +1109,7 @@ def test_what_a_signals_handler_notes_while_steps_are_made_is_kept(loop: Loop) -
 def test_a_fault_of_the_recorder_ends_recording_and_nothing_else() -> None:
     recorder = recording_recorder.Recorder()
     recorder.reported()
-    recorder.note((10_000, 0))  # which nobody knows
+    recorder.note((10_000, 0))  # an unknown mark
     recorder.process_marks()
     assert "IndexError" in recorder.trouble
     for _ in range(3):
@@ -1263,7 +1263,9 @@ def test_a_signal_that_ends_a_training_is_not_taken_for_a_fault(loop: Loop) -> N
     assert recorder.trouble == ""
 
 
-def test_what_another_thread_raises_here_is_told_from_a_fault_by_its_class(loop: Loop) -> None:
+def test_an_exception_that_another_thread_raises_here_is_distinguished_from_a_fault_by_its_class(
+    loop: Loop,
+) -> None:
     """Such an exception comes from no call, so its traceback shows the recorder's own lines only."""
     code = compile("def handler(number, value):\n    raise error", recording.__file__, "exec")
     for error, is_theirs in ((Interrupted(), True), (KeyError("a phase"), False)):

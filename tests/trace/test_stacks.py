@@ -184,7 +184,7 @@ def test_a_process_that_is_gone_has_no_stacks() -> None:
     assert (seen.state, seen.threads, seen.remark) == ("gone", [], "It has ended.")
 
 
-def test_two_who_look_at_once_both_see_it_whole(
+def test_two_readers_at_once_both_see_it_whole(
     program: Callable[[str], Program], without_py_spy: None
 ) -> None:
     running = program("def stuck():\n    time.sleep(60)\nstuck()")
@@ -312,7 +312,7 @@ def test_a_process_sees_its_own_threads_with_their_source() -> None:
     assert lines in (["done.wait()"], ["asleep.set()"])
 
 
-def test_a_handler_that_somebody_else_has_put_there_stays(tmp_path: Path) -> None:
+def test_a_handler_that_other_code_has_set_stays(tmp_path: Path) -> None:
     heard: list[int] = []
     before = signal.signal(stacks.SIGNAL, lambda number, _: heard.append(number))
     try:
@@ -535,7 +535,7 @@ def test_a_backward_of_one_rank_alone_is_no_collective() -> None:
     assert (found.inside, found.call) == ("", "_engine_run_backward")
 
 
-def test_whoever_started_the_rank_is_not_where_it_is() -> None:
+def test_the_launcher_of_the_rank_is_not_where_it_is() -> None:
     waiting = frames.where([LAUNCH, SCRIPT], averages_gradients=True)
     assert waiting is not None
     assert (waiting.frame.file, waiting.inside) == (LAUNCH[0], "run")

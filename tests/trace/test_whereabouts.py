@@ -7,7 +7,7 @@ from powertrain.trace.stacks.whereabouts import PlaceCounts, in_words
 from powertrain.wire.values import Frame, Where
 
 
-def test_the_place_most_often_seen_in_a_phase_is_told_when_it_changes() -> None:
+def test_the_place_most_often_seen_in_a_phase_is_reported_when_it_changes() -> None:
     places = PlaceCounts()
     assert places.news() == {}
     places.note("outside", "train.py:3 in a", 1)

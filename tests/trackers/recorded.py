@@ -73,7 +73,7 @@ def loss(attempt: int, row: int) -> float:
 
 
 def facts_of(run: RecordedRun, **fields: Any) -> TrackedRun:
-    """What trackers are told of a run."""
+    """The calls that trackers get from a run."""
     path = run.storage.local_path("x")
     assert path is not None
     values: dict[str, Any] = {"params": {"lr": 0.1, "net/depth": 3}, "tags": {"team": "a"}, **fields}

@@ -44,7 +44,7 @@ def test_a_missing_package_is_one_sentence_with_the_line_for_pip(
         chosen([name], "/runs/digits")
 
 
-def test_what_a_run_keeps_is_opened_by_who_wrote_it_and_by_nobody_else(run: RecordedRun) -> None:
+def test_files_of_a_run_are_opened_by_the_user_who_wrote_them_and_by_no_other(run: RecordedRun) -> None:
     with pytest.raises(StorageError, match=r"started without trackers.*--tracker"):
         kept(run.storage)
     assert keep(run.storage, [CSV("/other.csv")], facts_of(run)) == ""

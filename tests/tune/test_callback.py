@@ -1,4 +1,4 @@
-"""Callbacks hear of everything, and none of them can end the sweep."""
+"""Callbacks get every event, and none of them can end the sweep."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_a_callback_raises_is_said_once_for_each_hook_and_reaches_no_other(
     assert sum("Traceback" in record.getMessage() for record in caplog.records) == 2
 
 
-def test_two_callbacks_of_a_class_are_told_apart() -> None:
+def test_two_callbacks_of_a_class_are_distinguished() -> None:
     calls, said = listed(Raising(ValueError("one")), Raising(ValueError("two")))
     calls.call("on_trial_start", **INFO["on_trial_start"])
     assert [message.count("one") for message in said] == [1, 0]

@@ -133,7 +133,7 @@ def test_lightgbm_is_stopped_by_the_run(fit: Callable[..., Result]) -> None:
     assert 3 <= len(rows_of(result)) < 10**5
 
 
-def test_lightgbm_saves_as_often_as_it_is_told(reports: list[Any]) -> None:
+def test_lightgbm_saves_at_the_requested_interval(reports: list[Any]) -> None:
     callback = lib.tune_lightgbm.TuneReportCheckpointCallback(
         "eval-binary_error", filename="m.txt", frequency=2, checkpoint_at_end=False
     )
@@ -198,7 +198,7 @@ def test_xgboost_is_stopped_by_the_run(fit: Callable[..., Result]) -> None:
     assert 3 <= len(rows_of(result)) < 10**5
 
 
-def test_xgboost_saves_as_often_as_it_is_told(reports: list[Any]) -> None:
+def test_xgboost_saves_at_the_requested_interval(reports: list[Any]) -> None:
     callback = lib.tune_xgboost.TuneReportCheckpointCallback(filename="m.json")
     for _ in range(2):
         reports.clear()

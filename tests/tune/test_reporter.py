@@ -204,7 +204,7 @@ def test_columns_can_be_chosen_and_named() -> None:
     assert rows_of(table)[0][2:] == ["7", "0", "3", "0.75", "text", ""]
 
 
-def test_metrics_that_nobody_named_are_shown_up_to_a_limit() -> None:
+def test_metrics_that_were_not_named_are_shown_up_to_a_limit() -> None:
     trials = [ended(0, a=1, b=2), ended(1, c=3, loss=4)]
     assert titles_of(r.trial_table(trials, metric="loss", mode="min"))[-3:] == ["loss", "a", "b"]
     assert titles_of(r.trial_table(trials, infer_limit=1))[-1] == "a"

@@ -36,7 +36,7 @@ class Clock:
 # --------------------------------------------------------------------------- single stoppers
 
 
-def test_the_base_class_asks_for_both_methods() -> None:
+def test_the_base_class_requires_both_methods() -> None:
     with pytest.raises(NotImplementedError):
         s.Stopper()("a", {})
     with pytest.raises(NotImplementedError):

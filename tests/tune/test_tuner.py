@@ -219,7 +219,7 @@ def test_configurations_that_json_cannot_hold_survive_a_restart(tmp_path: Path) 
     ]
 
 
-def test_callbacks_hear_of_every_trial(tmp_path: Path) -> None:
+def test_callbacks_get_every_trial(tmp_path: Path) -> None:
     heard: list[str] = []
 
     class Hears(tune.Callback):
@@ -260,7 +260,7 @@ def test_a_callback_keeps_its_state_over_a_restart_of_the_sweep(tmp_path: Path) 
     assert later.completed == 3
 
 
-def test_a_state_that_cannot_be_pickled_is_told_and_ends_nothing(
+def test_a_state_that_cannot_be_pickled_is_reported_and_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Holds(tune.Callback):
@@ -271,7 +271,7 @@ def test_a_state_that_cannot_be_pickled_is_told_and_ends_nothing(
     assert capsys.readouterr().out.count("states of the callbacks are not kept") == 1
 
 
-def test_a_callback_hears_of_a_trial_that_fails_and_is_started_again(tmp_path: Path) -> None:
+def test_a_callback_is_notified_of_a_trial_that_fails_and_is_started_again(tmp_path: Path) -> None:
     heard: list[Any] = []
 
     class Hears(tune.Callback):
@@ -306,7 +306,7 @@ def test_a_function_may_name_its_parameters_as_sections_of_a_trainer(tmp_path: P
     }
 
 
-def test_each_trial_asks_for_the_resources_of_its_own_configuration() -> None:
+def test_each_trial_requests_the_resources_of_its_own_configuration() -> None:
     sized = tune.with_resources(report_x, lambda config: {"cpu": config["x"]})
     asked = [sections_of(sized, {"x": x})["scaling_config"].resources_per_worker for x in (1, 3)]
     assert asked == [{"CPU": 1}, {"CPU": 3}]

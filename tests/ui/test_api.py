@@ -287,7 +287,7 @@ def test_a_run_is_found_without_a_look_at_the_others(tmp_path: Path, monkeypatch
         places.find("three")
 
 
-def test_the_list_changes_with_the_metrics_of_a_run_that_goes_on_and_its_silence_is_told(
+def test_the_list_changes_with_the_metrics_of_a_run_that_goes_on_and_its_silence_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("powertrain.ui.places._LOCAL_AGE_S", 0.0)

@@ -175,21 +175,31 @@ def test_pages_fit_narrow_and_wide_screens(samples: Path, width: int) -> None:
         assert visit.errors == []
 
 
+#: Elements that a screen reader announces and that have no name.
+NAMELESS = """() => [...document.querySelectorAll("button, a, input, select, svg[role], canvas, section")]
+  .filter((one) => !one.hidden && !(one.getAttribute("aria-label") || one.textContent.trim()
+    || one.getAttribute("aria-labelledby") || one.labels?.length))
+  .map((one) => one.outerHTML.slice(0, 120))"""
+
+
 def test_every_control_has_a_name_and_every_page_its_landmarks(samples: Path) -> None:
     with serving(samples) as address, browsing() as visit:
         visit.open(address)
         for path in ("/", "/runs/resnet50-imagenet", "/sweeps/lr-search"):
             visit.go(address, path)
             visit.page.wait_for_selector("main svg")
-            nameless = visit.page.evaluate(
-                """() => [...document.querySelectorAll("button, a, input, select, svg[role], canvas, section")]
-                  .filter((one) => !one.hidden && !(one.getAttribute("aria-label") || one.textContent.trim()
-                    || one.getAttribute("aria-labelledby") || one.labels?.length))
-                  .map((one) => one.outerHTML.slice(0, 120))"""
-            )
-            assert nameless == [], path
+            assert visit.page.evaluate(NAMELESS) == [], path
             assert visit.page.locator("main, header.top, nav").count() >= 3
             assert visit.page.locator("h1").count() == 1
+
+
+def test_charts_have_names_before_their_data_arrives(samples: Path) -> None:
+    with serving(samples) as address, browsing() as visit:
+        visit.open(address)
+        visit.page.route("**/api/**", lambda route: None)
+        visit.page.goto(address.partition("/?")[0] + "/sweeps/lr-search")
+        visit.page.wait_for_selector("main svg.plot", state="attached")
+        assert visit.page.evaluate(NAMELESS) == []
 
 
 def test_of_many_metrics_some_last_values_are_shown_and_the_others_on_request(tmp_path: Path) -> None:

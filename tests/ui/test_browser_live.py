@@ -95,7 +95,7 @@ def test_a_link_to_a_section_moves_the_focus_and_leaves_the_page_as_it_is(
         assert requests_of(visit, "/api/run") == before
 
 
-def test_a_run_that_is_removed_is_told_in_an_alert(tmp_path: Path, journal: Journal) -> None:
+def test_a_run_that_is_removed_is_reported_in_an_alert(tmp_path: Path, journal: Journal) -> None:
     with serving(tmp_path) as address, browsing() as visit:
         visit.open(address)
         visit.go(address, "/runs/run")

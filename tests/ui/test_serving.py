@@ -105,7 +105,7 @@ def test_the_path_of_a_run_shows_that_run_and_any_other_path_all_runs_in_it(tmp_
     assert _root_of(f"{tmp_path}/run/") == (str(tmp_path), "run")
 
 
-def test_viewers_share_one_look_and_hear_of_each_change() -> None:
+def test_viewers_share_one_look_and_are_notified_of_each_change() -> None:
     looks = itertools.count()
     versions = [1, 1, 2]
 
@@ -199,7 +199,7 @@ def test_listings_are_made_again_after_their_age_and_the_oldest_are_dropped() ->
     assert (set(recent._made), recent._making) == ({"c", "d"}, {})
 
 
-def test_a_viewer_that_comes_while_the_last_one_leaves_hears_of_changes() -> None:
+def test_a_viewer_that_comes_while_the_last_one_leaves_is_notified_of_changes() -> None:
     versions = itertools.count()
 
     async def watch() -> bytes:

@@ -1,4 +1,4 @@
-"""A run that trains until it is told to end, for tests that look at it meanwhile. Started in a process of its own."""
+"""A run that trains until it is asked to end, for tests that look at it meanwhile. Started in a process of its own."""
 
 from __future__ import annotations
 

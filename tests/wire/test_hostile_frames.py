@@ -201,7 +201,7 @@ OUT_OF_RANGE = {
 
 
 @pytest.mark.parametrize("sent", OUT_OF_RANGE.values(), ids=OUT_OF_RANGE.keys())
-def test_a_sender_of_what_is_out_of_range_is_refused_once_and_not_heard_any_more(
+def test_a_sender_of_values_out_of_range_is_refused_once_and_then_ignored(
     ear: Ear, honest: Honest, decoded: list[bytes], sent: bytes
 ) -> None:
     with RawClient(ear.hub.admit(speaks_as=(0, 0))) as client:
@@ -216,7 +216,7 @@ def test_a_sender_of_what_is_out_of_range_is_refused_once_and_not_heard_any_more
     assert "A message of rank 0 of attempt 0 cannot be read: it " in line
 
 
-def test_who_refuses_is_told_the_key_and_can_still_answer(directory: str) -> None:
+def test_the_handler_of_refused_messages_gets_the_key_and_can_still_answer(directory: str) -> None:
     refused: list[tuple[bytes, str]] = []
     is_refused = threading.Event()
 
@@ -241,7 +241,7 @@ def test_who_refuses_is_told_the_key_and_can_still_answer(directory: str) -> Non
         ear.hub.close()
 
 
-def test_what_is_told_of_a_refused_message_is_short_and_holds_nothing_that_a_terminal_obeys(ear: Ear) -> None:
+def test_the_report_of_a_refused_message_is_short_and_holds_nothing_that_a_terminal_obeys(ear: Ear) -> None:
     with RawClient(ear.hub.admit()) as client:
         client.socket.send(told(messages=[{"m": "\x1b[2J\n" + "x" * 100_000}]))
         ear.wait_until(lambda: bool(ear.rejected))
@@ -269,7 +269,7 @@ def test_a_message_for_which_there_is_no_memory_is_refused_and_may_come_again(
 
 
 @pytest.mark.parametrize("speaks_as", [(0, 0), None], ids=["as it was admitted", "as it said first"])
-def test_a_worker_that_claims_to_be_another_is_not_heard(ear: Ear, speaks_as: tuple[int, int] | None) -> None:
+def test_a_worker_that_claims_to_be_another_is_ignored(ear: Ear, speaks_as: tuple[int, int] | None) -> None:
     with RawClient(ear.hub.admit(speaks_as=speaks_as)) as client:
         client.socket.send(envelope(1))
         client.socket.send(envelope(2, rank=1))
@@ -302,7 +302,7 @@ def test_a_batch_that_cannot_be_dealt_with_ends_neither_the_hub_nor_the_others(
     honest.goes_on()
 
 
-def test_who_takes_the_address_of_another_gets_nothing_that_is_for_the_other(ear: Ear) -> None:
+def test_a_process_that_takes_the_address_of_another_gets_none_of_its_messages(ear: Ear) -> None:
     connection = ear.hub.admit()
     victim = connect(connection, 0, 0)
     victim.send(note("here"), 0, 0)
@@ -354,7 +354,7 @@ def test_nothing_of_a_stranger_is_decoded(ear: Ear, decoded: list[bytes], kind: 
     honest = Honest(ear)
     with stranger(ear, kind) as plain:
         for sent in [envelope(1), b"", b"\xff" * 100, bytes(2 * MIB)] * 3:
-            with contextlib.suppress(zmq.Again):  # it was told that it is not welcome
+            with contextlib.suppress(zmq.Again):  # the refusal closed it
                 plain.send(sent, zmq.NOBLOCK)
             plain.poll(10)
             honest.goes_on()
@@ -374,7 +374,7 @@ def test_a_link_that_is_not_let_in_stands_in_nobodys_way(ear: Ear) -> None:
     assert ear.done == []
 
 
-def test_nothing_of_one_who_was_expelled_is_decoded(ear: Ear, decoded: list[bytes]) -> None:
+def test_nothing_of_an_expelled_sender_is_decoded(ear: Ear, decoded: list[bytes]) -> None:
     connection = ear.hub.admit()
     with RawClient(connection) as client:
         client.socket.send(envelope(1))

@@ -1,4 +1,4 @@
-"""What is longer than a frame goes in several; what is longer than a message is told of, and nothing else is lost."""
+"""What is longer than a frame goes in several; what is longer than a message is reported, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def shortened(ear: Ear, message: FromWorker) -> list[FromWorker]:
     return between
 
 
-def test_a_return_value_that_is_too_large_is_left_out_and_told_with_its_size(ear: Ear) -> None:
+def test_a_return_value_that_is_too_large_is_left_out_and_reported_with_its_size(ear: Ear) -> None:
     told, outcome = shortened(ear, Outcome(status="returned", value=bytes(2 * LARGEST), data="epoch 1"))
     assert outcome == Outcome(status="returned", data="epoch 1")
     assert isinstance(told, Noted)
@@ -188,22 +188,22 @@ def test_metrics_that_are_too_large_are_left_out_and_their_row_is_not(ear: Ear) 
     ],
     ids=["of a call", "of a validation"],
 )
-def test_an_answer_that_is_too_large_is_an_error_for_whoever_asked(ear: Ear, message: Any) -> None:
+def test_an_answer_that_is_too_large_is_an_error_for_the_client(ear: Ear, message: Any) -> None:
     (answer,) = shortened(ear, message)
     assert isinstance(answer, (Executed, Validated))
     assert answer.error is not None
     assert "more than the 0.00781 MiB that a message to the run may have" in answer.error.message
 
 
-def test_telemetry_that_is_too_large_is_left_out_and_told(ear: Ear) -> None:
+def test_telemetry_that_is_too_large_is_left_out_and_reported(ear: Ear) -> None:
     (told,) = shortened(ear, Telemetry(steps=bytes(LARGEST)))
     assert isinstance(told, Noted)
-    assert "What the run was told as Telemetry came to" in told.message
+    assert "A message to the run (Telemetry) came to" in told.message
 
 
-def test_what_somebody_waits_for_and_is_too_large_is_an_error_at_once(ear: Ear) -> None:
+def test_an_awaited_message_that_is_too_large_is_an_error_at_once(ear: Ear) -> None:
     link = connect(ear.hub.admit(), 0, 0)
-    with pytest.raises(WireError, match=r"to send to the run \(Arrived\) comes to 0\.00"):
+    with pytest.raises(WireError, match=r"to the run \(Arrived\) comes to 0\.00"):
         link.send([Arrived(sync=1, kind="broadcast_from_rank_zero", data=bytes(LARGEST))], 0, 0)
     link.send(note("still here"), 0, 0)
     pump(link, lambda: link.is_acknowledged)

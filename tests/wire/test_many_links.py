@@ -22,7 +22,7 @@ BATCHES = 3
 
 
 class Crowd:
-    """A hub with many links of this process to it, and what it was told."""
+    """A hub with many links of this process to it, and the messages that came."""
 
     def __init__(self, directory: str, links: int) -> None:
         self.received: list[Received] = []
@@ -99,7 +99,7 @@ def test_what_hundreds_of_links_say_comes_once_in_order_and_is_acknowledged(crow
     assert crowd.hub.count_connected() == LINKS
 
 
-def test_whoever_deals_with_batches_is_woken_once_for_many(crowd: Crowd) -> None:
+def test_the_reader_of_batches_is_woken_once_for_many(crowd: Crowd) -> None:
     crowd.say("at the same moment")
     crowd.wait_until(LINKS)
     assert crowd.rounds == sorted(set(crowd.rounds))  # never without something new
@@ -116,7 +116,7 @@ def test_the_end_of_one_connection_among_hundreds_is_noticed_and_its_return_too(
     assert crowd.parted == [crowd.connections[7].keys.public]
     assert crowd.hub.count_connected() == LINKS - 1
     crowd.links[7] = Link(crowd.connections[7], 7, 0, crowd._context)
-    # Its number was seen already: it brings nothing new, but says that somebody is there.
+    # Its number was seen already: it brings nothing new, but shows that the sender is there.
     crowd.links[7].send([Noted(message="again")], 0, 0)
     for _ in range(int(PATIENCE / 0.05)):
         if crowd.links[7].is_acknowledged:
@@ -126,7 +126,7 @@ def test_the_end_of_one_connection_among_hundreds_is_noticed_and_its_return_too(
     assert len(crowd.parted) == 1
 
 
-def test_the_ends_of_many_connections_are_told_once_each(crowd: Crowd) -> None:
+def test_the_ends_of_many_connections_are_reported_once_each(crowd: Crowd) -> None:
     crowd.say("here")
     crowd.wait_until(LINKS)
     closed, crowd.links = crowd.links[:100], crowd.links[100:]

@@ -44,7 +44,7 @@ from powertrain.wire.values import Point
 # --------------------------------------------------------------------------- who is heard
 
 
-def test_a_link_with_an_unknown_key_is_never_heard(ear: Ear) -> None:
+def test_nothing_is_received_from_a_link_with_an_unknown_key(ear: Ear) -> None:
     stranger = connect(
         ConnectionInfo(endpoint=ear.hub.endpoint, hub_key=ear.hub.keys.public, keys=KeyPair.new()), 0, 0
     )
@@ -62,7 +62,7 @@ def test_a_link_with_an_unknown_key_is_never_heard(ear: Ear) -> None:
         friend.close()
 
 
-def test_a_socket_without_encryption_is_never_heard(ear: Ear) -> None:
+def test_nothing_is_received_from_a_socket_without_encryption(ear: Ear) -> None:
     context = zmq.Context()
     plain = context.socket(zmq.DEALER)
     plain.linger = 0
@@ -128,7 +128,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-def test_who_sends_garbage_with_a_good_key_is_refused(ear: Ear, garbage: bytes) -> None:
+def test_a_sender_of_garbage_with_a_good_key_is_refused(ear: Ear, garbage: bytes) -> None:
     with RawClient(ear.hub.admit()) as client:
         client.socket.send(garbage)
         client.socket.send(envelope(1))
@@ -137,7 +137,7 @@ def test_who_sends_garbage_with_a_good_key_is_refused(ear: Ear, garbage: bytes) 
     assert "cannot be read" in ear.rejected[0]
 
 
-def test_who_sends_a_message_of_several_frames_is_refused(ear: Ear) -> None:
+def test_a_sender_of_a_message_of_several_frames_is_refused(ear: Ear) -> None:
     with RawClient(ear.hub.admit()) as client:
         client.socket.send_multipart([b"one", b"two"])
         client.socket.send(envelope(1))
@@ -318,7 +318,7 @@ def test_a_poll_ends_when_it_is_woken_or_a_watched_descriptor_is_ready(ear: Ear)
 
 
 @pytest.mark.parametrize("side", ["hub", "link"])
-def test_what_is_done_after_closing_touches_nobody_elses_descriptor(directory: str, side: str) -> None:
+def test_calls_after_closing_touch_no_other_descriptor(directory: str, side: str) -> None:
     ear = Ear(directory)
     connection = ear.hub.admit()
     link = connect(connection, 0, 0)

@@ -163,7 +163,7 @@ def test_what_is_no_positive_whole_number_is_refused_by_name(arguments: Any, wor
 # -- the weight in force
 
 
-def test_whoever_waits_is_called_once_before_the_first_uneven_weight_holds() -> None:
+def test_a_waiting_callback_is_called_once_before_the_first_uneven_weight_holds() -> None:
     weight, seen = GradientWeight(), list[object]()
     weight.when_uneven(lambda: seen.append(weight.value))
     weight.set(1.0)

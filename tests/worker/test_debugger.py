@@ -207,7 +207,9 @@ def test_a_process_that_is_started_anew_passes_over_its_breakpoints_and_says_so_
     assert (person.heard, os.environ.get("PYTHONBREAKPOINT")) == ([], variable)
 
 
-def test_in_the_users_own_process_breakpoints_stay_with_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_users_own_process_breakpoints_stay_with_their_debugger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     called: list[str] = []
     monkeypatch.setattr(sys, "breakpointhook", lambda: called.append("the editor's"))
     person = Person()

@@ -167,7 +167,7 @@ TENSORFLOW_ABORTED = (
         (lambda: ReportError("x"), False),
     ],
 )
-def test_an_echo_of_another_ranks_end_is_told_from_a_cause(
+def test_an_echo_of_another_ranks_end_is_distinguished_from_a_cause(
     make: Callable[[], BaseException], echo: bool
 ) -> None:
     assert failure.is_echo(make()) is echo

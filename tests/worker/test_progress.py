@@ -1,4 +1,4 @@
-"""The gate: whatever the interleaving, all ranks act at the same boundary, nobody passes it, nobody waits for ever."""
+"""The gate: whatever the interleaving, all ranks act at the same boundary, no rank passes it, none waits for ever."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def goto(hold: int, boundary: int, reason: str = "", action: str = "stop") -> Go
 
 
 class Rank:
-    """A training thread that crosses boundaries one at a time, when it is told to."""
+    """A training thread that crosses boundaries one at a time, on request."""
 
     def __init__(self) -> None:
         self.gate = Gate()
@@ -163,7 +163,7 @@ def test_registered_state_is_saved_with_the_agreed_report() -> None:
     assert [loop.report(), loop.report()] == ["goes on", "saves and ends"]
 
 
-def test_a_loop_that_asks_is_told_first_and_ends_at_the_report_after() -> None:
+def test_a_loop_that_asks_is_notified_first_and_ends_at_the_report_after() -> None:
     loop = Loop()
     assert loop.boundaries.check_save() is False
     assert loop.gate.can_save()
@@ -182,7 +182,7 @@ def test_what_is_known_of_a_preemption_appears_at_the_agreed_boundary() -> None:
     assert (loop.boundaries.preemption, loop.boundaries.resize_to) == (coming, 3)
 
 
-def test_a_rank_that_steps_waits_after_its_report_until_it_is_sent_on_and_ends_where_it_is_told() -> None:
+def test_a_rank_that_steps_waits_after_its_report_until_it_is_sent_on_and_ends_where_requested() -> None:
     loop = Loop()
     loop.gate.arm(1)
     loop.gate.go_to(goto(1, 1, action="step"))
@@ -200,7 +200,7 @@ def test_a_rank_that_steps_waits_after_its_report_until_it_is_sent_on_and_ends_w
     assert done == ["goes on", "ends"]
 
 
-def test_what_a_rank_is_told_while_it_makes_its_report_is_not_lost() -> None:
+def test_a_message_that_comes_while_a_rank_makes_its_report_is_not_lost() -> None:
     loop = Loop()
     loop.gate.arm(1)
     loop.gate.go_to(goto(1, 1, action="step"))
@@ -210,7 +210,9 @@ def test_what_a_rank_is_told_while_it_makes_its_report_is_not_lost() -> None:
     assert loop.stands == []
 
 
-def test_a_loop_that_only_looks_for_a_preemption_is_told_of_one_and_cannot_save_for_anything_else() -> None:
+def test_a_loop_that_only_looks_for_a_preemption_is_notified_of_one_and_cannot_save_for_anything_else() -> (
+    None
+):
     for preemption, ends in ((None, "ends"), (Preemption(deadline_ms=5, ranks={"node": [1]}), "goes on")):
         loop = Loop()
         loop.boundaries.check_preemption()
@@ -250,7 +252,7 @@ def test_progress_counts_reports_steps_and_batches_and_can_begin_anew() -> None:
     assert (progress.snapshot(), progress.phase) == ((0, 0, 0), "set-up")
 
 
-def test_a_program_without_boundaries_is_told_to_end_and_once() -> None:
+def test_a_program_without_boundaries_is_asked_to_end_once() -> None:
     gate, told = Gate(), list[str]()
     gate.deliver_stop(lambda stop: told.append(stop.reason))
     gate.arm(1)

@@ -23,7 +23,7 @@ from powertrain.trace.recording.phases import StepRecord
 from powertrain.trace.recording.recorder import Recorder
 from powertrain.worker.data.shards import RecordedWaits
 
-#: Long enough to be told from whatever else a step on a busy machine does.
+#: Longer than anything else in a step on a busy machine.
 LONG = 0.03
 ROWS = 40
 
@@ -131,7 +131,7 @@ def test_a_batch_made_when_it_is_asked_for_is_waited_for_as_long_as_it_is_made(
     assert all(step.fetch == pytest.approx(step.phases[phases.INPUT], abs=LONG / 2) for step in found[1:])
 
 
-def test_a_batch_made_ahead_says_how_long_that_took_and_nobody_waits(
+def test_a_batch_made_ahead_says_how_long_that_took_and_no_thread_waits(
     recorder: Recorder, shard: Callable[..., DataShard]
 ) -> None:
     batches = shard().iter_torch_batches(batch_size=5, prefetch_batches=3, collate_fn=slowly)
@@ -155,7 +155,7 @@ def test_a_row_that_counts_nothing_is_no_sample(recorder: Recorder, shard: Calla
     assert [step.samples for step in found] == [13, 0], "of 40 rows, the last one is another rank's"
 
 
-def test_single_rows_are_told_of_as_their_block_comes(
+def test_single_rows_are_reported_as_their_block_comes(
     recorder: Recorder, shard: Callable[..., DataShard]
 ) -> None:
     one = shard(rows=4000)
@@ -212,7 +212,7 @@ def test_rows_that_ray_has_are_made_ahead(
     assert waited(found)[4] < 0.5
 
 
-def test_single_rows_of_rays_are_told_of_in_batches(
+def test_single_rows_of_rays_are_reported_in_batches(
     recorder: Recorder, stream: Callable[[float], StreamedShard]
 ) -> None:
     shard = stream(0.0)

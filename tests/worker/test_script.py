@@ -31,7 +31,7 @@ with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
 """
 
 
-def test_classes_of_one_name_in_two_modules_are_told_apart_in_processes_that_a_worker_spawns(
+def test_classes_of_one_name_in_two_modules_are_distinguished_in_processes_that_a_worker_spawns(
     tmp_path: Path,
 ) -> None:
     done = subprocess.run(

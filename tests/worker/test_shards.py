@@ -126,7 +126,7 @@ def test_outside_a_worker_there_are_no_shards() -> None:
         powertrain.get_dataset_shard("train")
 
 
-def test_the_public_function_asks_the_session(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_public_function_reads_the_session(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = ranks()
     monkeypatch.setattr(session, "_session", rank)
     assert powertrain.get_dataset_shard() is rank.data.shard("train")
@@ -179,7 +179,7 @@ def test_each_batch_sets_the_weight_of_its_rank_and_counts(ranks: Any) -> None:
 # --------------------------------------------------------------------------- after a restart
 
 
-def test_a_loop_that_asks_for_its_checkpoint_goes_on_where_that_was(
+def test_a_loop_that_loads_its_checkpoint_goes_on_where_that_was(
     ranks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = ranks().read(5)
@@ -276,7 +276,7 @@ def test_something_else_that_reads_keeps_its_place_under_its_own_name(ranks: Any
 # --------------------------------------------------------------------------- in words
 
 
-def test_another_thread_is_told_of_shards_once_they_give_batches(ranks: Any) -> None:
+def test_another_thread_can_describe_shards_once_they_give_batches(ranks: Any) -> None:
     rank, heard = ranks(), []
     rank.data.shard("train")
     assert rank.data.described() == ""
@@ -299,13 +299,13 @@ def test_a_position_in_words_never_has_less_than_nothing(epoch: int, position: i
     assert "odd" not in words
 
 
-def test_the_beginning_of_an_epoch_is_told_as_the_end_of_the_one_before() -> None:
+def test_the_beginning_of_an_epoch_is_reported_as_the_end_of_the_one_before() -> None:
     places = [(0, 0), (0, 45), (3, 0), (3, -2)]
     words = [str(DataPosition(epoch, position, 100)) for epoch, position in places]
     assert words == ["epoch 0, 0 %", "epoch 0, 45 %", "epoch 2, 100 %", "epoch 2, 100 %"]
 
 
-def test_positions_are_told_by_name() -> None:
+def test_positions_are_reported_by_name() -> None:
     states: Mapping[str, Any] = {"train": {"v": 1, "epoch": 3, "position": 45, "rows": 100}}
     assert readable(states) == {"train": DataPosition(3, 45, 100)}
     assert in_words(states) == "train: epoch 3, 45 %"
@@ -367,7 +367,7 @@ def test_a_checkpoint_keeps_the_epoch_of_a_stream_which_begins_again(ranks: Any,
     assert again.read(1) == list(range(8))
 
 
-def test_a_stream_whose_checkpoint_was_not_asked_for_is_told(ranks: Any, feed: str) -> None:
+def test_a_stream_whose_checkpoint_was_not_loaded_is_reported(ranks: Any, feed: str) -> None:
     rank = ranks("eval", data_feeds={"train": feed}, data_positions={"train": {"epoch": 3}})
     rank.read(1)
     assert "train: epoch 3" in rank.said[0]

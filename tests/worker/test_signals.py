@@ -1,4 +1,4 @@
-"""Signals that say a process will be taken away: heard at once, by nobody's handler, and by this process only."""
+"""Signals that announce a process's end: seen at once, without a handler, and in this process only."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_forked_child_is_ended_by_a_signal_that_comes_at_once(how: str) -> Non
     assert told == []
 
 
-def test_a_process_that_nobody_else_may_end_is_ended_by_the_second_signal() -> None:
+def test_a_process_that_only_its_owner_may_end_is_ended_by_the_second_signal() -> None:
     class Ended(BaseException): ...
 
     def end() -> None:

@@ -1,4 +1,4 @@
-"""What a rank notes of its own start: durations by one clock, told once."""
+"""A rank's record of its own start: durations by one clock, reported once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parts(told: FirstStep) -> tuple[float, float, float, float]:
     return told.function, told.setup, told.data, told.step
 
 
-def test_the_first_optimizer_step_ends_the_start_and_nothing_is_told_after_it() -> None:
+def test_the_first_optimizer_step_ends_the_start_and_nothing_is_reported_after_it() -> None:
     rank = Noted()
     rank.takes(1.0)
     rank.startup.loaded()
@@ -94,7 +94,7 @@ def test_a_function_that_fails_while_it_waits_for_data_has_waited_until_then() -
     assert [parts(told) for told in rank.told] == [(0.0, 0.0, 5.0, 0.0)]
 
 
-def test_a_rank_that_was_not_told_to_train_tells_nothing() -> None:
+def test_a_rank_that_did_not_get_its_training_function_reports_nothing() -> None:
     progress = Progress()
     assert not progress.startup.is_noted
     progress.batch()

@@ -397,7 +397,7 @@ def test_a_reported_directory_is_not_removed_with_the_checkpoint(worker: Worker)
     assert load_state(Checkpoint(moved)) == {"epoch": 1}
 
 
-def test_without_shared_memory_the_state_goes_to_a_plain_file_and_is_told_once(
+def test_without_shared_memory_the_state_goes_to_a_plain_file_and_is_reported_once(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments_module, "room", lambda directory: 64 * 2**20 if directory == "/" else 0)
@@ -507,7 +507,7 @@ def test_values_that_are_not_a_file_are_refused_at_once(worker: Worker, kind: st
     else:
         path.mkdir()
 
-    def release() -> None:  # whoever waits for a writer of the pipe
+    def release() -> None:  # the reader that waits for a writer of the pipe
         with contextlib.suppress(OSError):
             os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
 

@@ -96,7 +96,7 @@ def test_what_cannot_be_sent_now_stays() -> None:
     traced.end()
 
 
-def test_a_failure_is_told_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_reported_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     traced, said = begun()
     monkeypatch.setattr(traced, "_sample", lambda: 1 / 0)
     assert traced.collect() is None
@@ -106,14 +106,14 @@ def test_a_failure_is_told_once_and_ends_nothing(monkeypatch: pytest.MonkeyPatch
     assert "Tracing of this rank has stopped: ZeroDivisionError" in said[0]
 
 
-def test_where_it_cannot_begin_the_rank_is_told_and_not_traced() -> None:
+def test_where_tracing_cannot_begin_the_rank_is_warned_and_not_traced() -> None:
     said: list[str] = []
     assert Tracing.begin(TraceSettings(mode="selective"), said.append) is None
     assert "This rank is not traced: ConfigError" in said[0]
     assert current.recording() is None
 
 
-def test_where_the_thread_was_found_is_told_by_phase() -> None:
+def test_the_places_where_the_thread_was_found_are_reported_by_phase() -> None:
     traced, _ = begun(TraceSettings(mode="manual", facts={"flops_per_sample": 3.0}))
     for _ in range(2):
         make_steps(1)
@@ -124,7 +124,7 @@ def test_where_the_thread_was_found_is_told_by_phase() -> None:
     assert found is not None
     facts = msgspec.json.decode(found.facts)
     assert facts["flops_per_sample"] == 3.0
-    assert "test_where_the_thread_was_found_is_told_by_phase" in facts["seen"]["outside"]
+    assert "test_the_places_where_the_thread_was_found_are_reported_by_phase" in facts["seen"]["outside"]
     traced.end()
 
 

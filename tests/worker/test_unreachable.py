@@ -157,7 +157,7 @@ def test_the_failure_of_such_a_rank_names_its_node_and_the_address() -> None:
     )
 
 
-def test_the_same_code_means_nothing_of_the_sort_from_a_rank_that_has_been_heard() -> None:
+def test_the_same_exit_code_means_nothing_of_the_sort_from_a_rank_that_has_sent_messages() -> None:
     who = member(greeted=True)
     event = Exited(who.placement.slot, 42, UNREACHABLE)
     assert failures.died(who, event, "tcp://10.0.0.1:29765").summary == "rank 0 exited with code 113"

@@ -221,7 +221,7 @@ def test_a_storage_with_another_time_is_found(tmp_path: Path) -> None:
     assert verdicts.check_clock(verdicts.ClockFacts(1.8e9, skew)).verdict == "fail"
 
 
-def test_an_unknown_scheme_is_told_without_its_secret() -> None:
+def test_an_unknown_scheme_is_reported_without_its_secret() -> None:
     facts, _ = stores.gather_storage("ftp://user:secret@host/runs")
     assert verdicts.check_storage(facts).verdict == "fail"
     assert "secret" not in str(facts)

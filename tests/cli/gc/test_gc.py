@@ -313,7 +313,7 @@ def test_the_list_has_sizes_and_nothing_is_deleted_without_the_option(tmp_path: 
     assert "There is nothing to delete." in CliRunner().invoke(app, ["gc", str(tmp_path)]).output
 
 
-def test_a_deletion_that_fails_is_told_with_exit_code_1(tmp_path: Path) -> None:
+def test_a_deletion_that_fails_is_reported_with_exit_code_1(tmp_path: Path) -> None:
     storage = ended_run(tmp_path / "run", num_to_keep=3)
 
     def refuse(*_: Any) -> None:

@@ -290,7 +290,7 @@ data.range(100000).map_batches(ends_its_process, batch_size=1000).sort("id").mat
     assert not list(scratch_root().glob(f"{killed.pid}-*"))
 
 
-def test_columns_whose_names_differ_in_capital_letters_or_look_like_sql_are_told_apart() -> None:
+def test_columns_whose_names_differ_in_capital_letters_or_look_like_sql_are_distinguished() -> None:
     rows = data.from_arrow(
         pa.table({"x": [1, 2, 2], "X": [30, 20, 10], 'a "b" --': ["p", "q", "r"], "c0": [7, 8, 9]})
     )

@@ -1,4 +1,4 @@
-"""Write down what this process was told by its launcher, and how it was started."""
+"""Write down what this process got from its launcher, and how it was started."""
 
 import json
 import multiprocessing

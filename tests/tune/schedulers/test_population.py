@@ -236,7 +236,7 @@ FACTS: list[ev.SweepEvent] = [
 ]
 
 
-def test_a_policy_tells_how_the_state_of_a_trial_came_about(tmp_path: Path) -> None:
+def test_the_policy_file_of_a_trial_shows_how_its_state_came_about(tmp_path: Path) -> None:
     recorded: list[ev.SweepEvent] = []
     record = with_policies(recorded.append, open_storage(str(tmp_path)), [])
     for fact in FACTS:

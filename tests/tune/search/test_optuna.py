@@ -278,10 +278,10 @@ def test_names_with_slashes_become_nested_entries(flat: dict[str, int]) -> None:
     assert {"/".join(path): value for path, value in sp.walk(nest(flat))} == flat
 
 
-# --------------------------------------------------------------------------- what the study is told
+# --------------------------------------------------------------------------- results that reach the study
 
 
-def test_the_study_is_told_values_failures_and_trials_without_a_number() -> None:
+def test_the_study_gets_values_failures_and_trials_without_a_number() -> None:
     searcher = ready(OptunaSearch(seed=0))
     for trial in "abcde":
         suggest(searcher, trial)
@@ -352,7 +352,7 @@ def test_points_are_tried_first_as_they_were_given() -> None:
     assert study_of(searcher).trials[0].params["x"] == 0.5
 
 
-def test_points_whose_rewards_are_known_are_told_and_not_tried() -> None:
+def test_points_whose_rewards_are_known_reach_the_searcher_and_are_not_tried() -> None:
     points = [{"x": value / 10} for value in range(10)]
     searcher = OptunaSearch(
         points_to_evaluate=points, evaluated_rewards=[abs(p["x"] - 0.3) for p in points], seed=0
@@ -376,7 +376,7 @@ def test_points_whose_rewards_are_known_are_told_and_not_tried() -> None:
         assert study_of(copied).trials[-1].params == {"x": 0.75}
 
 
-def test_an_evaluated_point_of_a_function_is_told_with_the_distributions_that_it_has() -> None:
+def test_an_evaluated_point_of_a_function_reaches_the_study_with_its_distributions() -> None:
     searcher = OptunaSearch(conditional, "loss", "min", seed=0)
     searcher.add_evaluated_point({"kind": "adam", "adam": {"beta": 0.95}}, 0.5)
     suggest(ready(searcher, {}), "a")

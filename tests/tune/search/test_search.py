@@ -60,7 +60,7 @@ def take(searcher: Searcher, most: int = 1000) -> list[dict[str, Any]]:
 
 
 class Recorder(Searcher):
-    """Suggests 0, 1, 2, ... and keeps what it is told."""
+    """Suggests 0, 1, 2, ... and keeps the results that it gets."""
 
     def __init__(self, metric: Any = None, mode: Any = None) -> None:
         super().__init__(metric, mode)
@@ -254,7 +254,7 @@ def test_the_limiter_never_has_more_live_trials_than_its_limit(
     assert len(told) == len(ends) // limit * limit if is_batch else len(told) == len(ends)
 
 
-def test_a_batch_is_told_in_the_order_of_its_ends_once_all_have_ended() -> None:
+def test_a_batch_reaches_the_searcher_in_the_order_of_its_ends_once_all_have_ended() -> None:
     inner = Recorder("loss", "min")
     limiter = ConcurrencyLimiter(inner, 3, batch=True)
     for trial in "abc":
@@ -276,7 +276,7 @@ def test_a_limiter_around_a_limiter_sets_the_limit_of_the_inner_one() -> None:
 
 
 @given(st.integers(1, 4), st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=4))
-def test_the_searcher_is_told_the_mean_of_a_group(repeat: int, losses: list[float]) -> None:
+def test_the_searcher_gets_the_mean_of_a_group(repeat: int, losses: list[float]) -> None:
     inner = Recorder("loss", "min")
     repeater = Repeater(inner, repeat)
     configs = [repeater.suggest(str(number)) for number in range(repeat)]
