@@ -35,6 +35,14 @@ TORCH_PRELOAD = (
     "powertrain.torch.warming:make_first_calls",
 )
 
+#: Modules with which workers save and load states, and the functions that need them.
+STATE_PRELOAD = (
+    "powertrain.checkpoint.staging",
+    "powertrain.checkpoint.state.saver",
+    "powertrain.worker.checkpoints.state",
+)
+STATE_FUNCTIONS = ("save_state", "load_state", "register_state")
+
 
 @dataclass(frozen=True)
 class WorkerMetadata:
@@ -240,6 +248,14 @@ def preload_of(config: BackendConfig) -> tuple[str, ...]:
             "Write it as ('package.module', 'package.module:function')."
         )
     return preload
+
+
+def modules_of_others(preload: Sequence[str]) -> tuple[str, ...]:
+    """Return the modules that are not Powertrain's.
+
+    Processes that have loaded the same ones of these can replace each other: workers import missing ones of ours.
+    """
+    return tuple(entry for entry in preload if not entry.startswith("powertrain."))
 
 
 def first_calls_here() -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import pytest
 
 import powertrain
 from powertrain import DataParallelTrainer, RunConfig, ScalingConfig
-from powertrain.backend import TORCH_PRELOAD, BackendConfig, preload_of
+from powertrain.backend import STATE_PRELOAD, TORCH_PRELOAD, BackendConfig, preload_of
 from powertrain.engine.local import warm_server
 from powertrain.engine.local.warm_server import WarmServer, warm_up
 from powertrain.errors import ConfigError
@@ -129,6 +129,32 @@ def test_the_list_of_a_backend(config: BackendConfig, entries: tuple[str, ...]) 
     assert preload_of(config) == entries
 
 
+def saves(config: dict[str, Any]) -> None:
+    powertrain.report({}, checkpoint=powertrain.save_state(step=1))
+
+
+def reports(config: dict[str, Any]) -> None:
+    powertrain.report({})
+
+
+@pytest.mark.parametrize(
+    ("function", "config", "entries"),
+    [
+        (saves, TorchConfig(), (*TORCH_PRELOAD, *STATE_PRELOAD)),
+        (reports, TorchConfig(), TORCH_PRELOAD),
+        (saves, _Bare(), ()),
+    ],
+    ids=["saves", "reports", "without torch"],
+)
+def test_what_saves_a_state_is_loaded_before_workers_are_forked(
+    function: Any, config: BackendConfig, entries: tuple[str, ...]
+) -> None:
+    trainer = DataParallelTrainer(
+        function, backend_config=config, scaling_config=ScalingConfig(num_workers=1)
+    )
+    assert trainer._request.preload == entries
+
+
 def test_a_backend_that_does_not_say_gets_what_is_loaded_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", sys)
     assert preload_of(BackendConfig()) == TORCH_PRELOAD
@@ -144,9 +170,18 @@ def test_a_list_that_is_not_one_of_names_is_refused() -> None:
         preload_of(Odd())
 
 
-@pytest.mark.parametrize("config", [TorchConfig, XGBoostConfig, LightGBMConfig])
-def test_a_server_is_safe_to_fork_once_it_has_imported_the_list_of_a_framework(config: type) -> None:
-    entries = preload_of(config())
+@pytest.mark.parametrize(
+    "entries",
+    [
+        (*preload_of(TorchConfig()), *STATE_PRELOAD),
+        preload_of(XGBoostConfig()),
+        preload_of(LightGBMConfig()),
+    ],
+    ids=["torch", "xgboost", "lightgbm"],
+)
+def test_a_server_is_safe_to_fork_once_it_has_imported_the_list_of_a_framework(
+    entries: Sequence[str],
+) -> None:
     script = (
         "import sys, json; from powertrain.engine.local import server; "
         f"entries = {entries!r}; server._preload(entries); from powertrain.engine.forking import why_fork_is_unsafe; "
@@ -163,6 +198,9 @@ def test_the_shared_server_with_the_same_list_is_used_again(monkeypatch: pytest.
     other: WarmServer | None = None
     try:
         assert warm_up(clean=True, preload=("json",)) is first
+        assert warm_up(clean=True, preload=("json", *STATE_PRELOAD)) is first, (
+            "workers import modules of ours"
+        )
         other = warm_up(clean=True)
         assert other is not first
     finally:

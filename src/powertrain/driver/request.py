@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from powertrain import functions
-from powertrain.backend import preload_of
+from powertrain.backend import STATE_FUNCTIONS, STATE_PRELOAD, preload_of
 from powertrain.driver.checks import is_of_ray
 from powertrain.engine.registry import EngineTraits, traits_of
+from powertrain.worker.scripts.mentions import mentions
 
 if TYPE_CHECKING:
     from powertrain.checkpoint.checkpoint import Checkpoint
@@ -93,10 +95,12 @@ class TrainRequest:
         """True where workers are processes that the engine starts, and not the user's own."""
         return self.traits.owns_processes
 
-    @property
+    @cached_property
     def preload(self) -> tuple[str, ...]:
         """Modules that workers are likely to need, so that they are loaded once for all of them."""
-        return preload_of(self.backend)
+        entries = preload_of(self.backend)
+        saves = "torch" in entries and any(mentions(self.function, name) for name in STATE_FUNCTIONS)
+        return (*entries, *STATE_PRELOAD) if saves else entries
 
     @property
     def user_env(self) -> dict[str, str]:

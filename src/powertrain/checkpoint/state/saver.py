@@ -41,7 +41,7 @@ def values_name(rank: int) -> str:
 
 
 #: Memory for a smaller state is made ready by the save itself.
-_WORTH_A_THREAD = 64 * 2**20
+_WORTH_A_THREAD = 2**20
 #: In a rank's values: the ranks' holdings differ, so the values of all of them make up the state.
 _BY_RANK = "by rank"
 

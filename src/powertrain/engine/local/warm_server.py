@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from powertrain import fork_server
-from powertrain.backend import BackendConfig, first_calls_here, preload_of
+from powertrain.backend import BackendConfig, first_calls_here, modules_of_others, preload_of
 from powertrain.engine import process
 from powertrain.engine.base import ProcessSpec
 from powertrain.engine.forking import ServiceThread, quiet, why_fork_is_unsafe, working
@@ -413,12 +413,14 @@ def warm_up(*, clean: bool = False, preload: Sequence[str] = ()) -> WarmServer:
 
     Args:
         clean: True requires a server without anything that this process has set or patched.
-        preload: Modules that it imports. A server with other modules is not used: it may hold state that must not be
-            forked.
+        preload: Modules that it imports. A server with other modules of others is not used: it may hold state that
+            must not be forked.
     """
+    needed = modules_of_others(preload)
     with _server_lock:
         for server in _shared:
-            if server.alive and server.preload == tuple(preload) and not (clean and server.is_forked):
+            is_alike = modules_of_others(server.preload) == needed
+            if server.alive and is_alike and not (clean and server.is_forked):
                 return server
         server = WarmServer(clean=clean, preload=preload)
         server.take_over_sweeps()

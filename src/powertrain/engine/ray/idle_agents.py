@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from powertrain.backend import modules_of_others
+
 #: Seconds after which an agent without a run ends.
 REST_S = 60.0
 #: Seconds before that in which it is not used any more: a run would find it gone.
@@ -29,7 +31,7 @@ class AgentKind:
     #: Ray's id of this process's connection to its cluster.
     job: str
     runtime_env: str
-    #: The modules that their servers have imported, and where these were found.
+    #: The modules of others that their servers have imported, and where these were found.
     preload: tuple[str, ...]
     import_path: tuple[str, ...]
 
@@ -39,7 +41,7 @@ def kind_of(
 ) -> AgentKind:
     """Return the kind of agent that a run of this process needs."""
     as_text = json.dumps(dict(runtime_env), sort_keys=True, default=repr)
-    return AgentKind(job, as_text, tuple(preload), tuple(import_path))
+    return AgentKind(job, as_text, modules_of_others(preload), tuple(import_path))
 
 
 @dataclass(frozen=True, eq=False)

@@ -254,11 +254,13 @@ def _staged(session: Session, checkpoint: Checkpoint, how: SaveOptions, row: int
         directory, take = checkpoint.to_directory(session.staging.new_directory()), True
     else:
         directory, take = checkpoint.path, how.take and not _is_of_a_run(session, checkpoint.path)
-        if is_shared_directory := _is_worked_in(session, directory):
+        # One of ours, new and below the staging area, can neither be nor contain any of these directories.
+        is_ours = session.staging.is_ours(directory) and os.path.isdir(directory)
+        if is_shared_directory := not is_ours and _is_worked_in(session, directory):
             take = False
         else:
-            is_users = not session.staging.is_ours(directory)
-        if not is_same_directory(directory, place.run.launch_dir):
+            is_users = not is_ours
+        if not is_ours and not is_same_directory(directory, place.run.launch_dir):
             refuse_directory(
                 session.storage, directory, launch_dir=place.run.launch_dir, staging=place.saving.staging
             )
