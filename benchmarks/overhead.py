@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,10 +57,10 @@ TIMEOUT_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one run on its slowest rank, in seconds."""
+    """The steps of one run on its slowest rank: by size the mean and the median, in milliseconds."""
 
-    mean: float
-    middle: float
+    mean: tuple[float, ...]
+    middle: tuple[float, ...]
     left_behind: tuple[str, ...]
 
 
@@ -86,26 +86,28 @@ def measure(name: str, settings: dict[str, Any]) -> Steps:
         raise MeasurementFailed(
             f"{len(ranks)} of {settings['workers']} ranks wrote the times of their steps."
         )
-    slowest = max(ranks, key=fmean)
-    return Steps(fmean(slowest), median(slowest), ended.left_behind if is_ours else ended.left_processes)
+    slowest = [max(of_size, key=fmean) for of_size in zip(*ranks, strict=True)]
+    return Steps(
+        tuple(1e3 * fmean(steps) for steps in slowest),
+        tuple(1e3 * median(steps) for steps in slowest),
+        ended.left_behind if is_ours else ended.left_processes,
+    )
 
 
-def settings_for(milliseconds: int, device: str, seconds: float) -> dict[str, Any]:
-    """Return the settings of both sides for steps of about so many milliseconds."""
+def settings_for(steps: Sequence[int], device: str, seconds: float) -> dict[str, Any]:
+    """Return the settings of both sides, for steps of about so many milliseconds one after the other."""
     import torch
 
     sys.path.insert(0, str(SCRIPTS))
     from training import rows_for
 
     torch.set_num_threads(1)
-    return {
-        "device": device,
-        "workers": 1 if device == "cuda" else min(2, os.cpu_count() or 1),
-        "threads": 1,
-        "every": EVERY,
-        "rows": rows_for(milliseconds / 1000, device),
-        "steps": max(EVERY, round(seconds * 1000 / milliseconds)),
-    }
+    sizes = [
+        {"rows": rows_for(one / 1000, device), "steps": max(EVERY, round(seconds * 1000 / one))}
+        for one in steps
+    ]
+    workers = 1 if device == "cuda" else min(2, os.cpu_count() or 1)
+    return {"device": device, "workers": workers, "threads": 1, "every": EVERY, "sizes": sizes}
 
 
 def contenders_of(settings: dict[str, Any], names: Sequence[str]) -> list[Contender[Steps]]:
@@ -117,10 +119,10 @@ def contenders_of(settings: dict[str, Any], names: Sequence[str]) -> list[Conten
     ]
 
 
-def rows_of(what: str, rounds: Rounds[Steps], names: Sequence[str]) -> list[Row]:
+def rows_of(what: str, size: int, rounds: Rounds[Steps], names: Sequence[str]) -> list[Row]:
     """Return the mean and the median step of all contenders, in milliseconds."""
     rows = []
-    for figure, take in (("mean", _mean), ("median", _middle)):
+    for figure, take in (("mean", _mean(size)), ("median", _middle(size))):
         ours = rounds.numbers(OURS, take)
         for name in names:
             numbers = rounds.numbers(name, take)
@@ -131,49 +133,43 @@ def rows_of(what: str, rounds: Rounds[Steps], names: Sequence[str]) -> list[Row]
     return rows
 
 
-def bounds_of(what: str, rounds: Rounds[Steps]) -> list[Bound]:
-    ratio = median_ratio(rounds.numbers(OURS, _mean), rounds.numbers(THEIRS, _mean))
-    return [
-        Bound(f"{what}: everything on / bare", ratio, at_most=AT_MOST),
-        Bound(f"{what}: things left behind", len(things_left(rounds)), at_most=0),
-    ]
+def bound_of(what: str, size: int, rounds: Rounds[Steps]) -> Bound:
+    ours, theirs = (rounds.numbers(name, _mean(size)) for name in (OURS, THEIRS))
+    return Bound(f"{what}: everything on / bare", median_ratio(ours, theirs), at_most=AT_MOST)
 
 
-def _mean(steps: Steps) -> float:
-    return steps.mean * 1e3
+def _mean(size: int) -> Callable[[Steps], float]:
+    return lambda steps: steps.mean[size]
 
 
-def _middle(steps: Steps) -> float:
-    return steps.middle * 1e3
+def _middle(size: int) -> Callable[[Steps], float]:
+    return lambda steps: steps.middle[size]
 
 
 def main(arguments: list[str]) -> int:
     is_cuda = "--cuda" in arguments
     names = (THEIRS, *PARTS) if "--parts" in arguments else (THEIRS, OURS)
-    chosen = [int(one.partition("=")[2]) for one in arguments if one.startswith("--step=")]
-    own = ("--cuda", "--parts", *(f"--step={step}" for step in chosen))
-    options = parse_options(__doc__ or "", [one for one in arguments if one not in own])
+    options = parse_options(__doc__ or "", [one for one in arguments if one not in ("--cuda", "--parts")])
     repetitions = CUDA_REPETITIONS if is_cuda else REPETITIONS
     repetitions = QUICK_REPETITIONS if options.quick else repetitions
+    steps = (10, 30) if is_cuda else (20,)
     seconds = QUICK_SECONDS if options.quick else SECONDS
+    settings = settings_for(steps, "cuda" if is_cuda else "cpu", seconds)
+    # All runs discard their first steps; a whole one for that takes half a minute on a GPU.
+    rounds = interleave(contenders_of(settings, names), repetitions, warm_up=not is_cuda)
+    left = things_left(rounds)
     rows: list[Row] = []
-    bounds: list[Bound] = []
-    notes: list[str] = []
-    samples: dict[str, Any] = {}
-    missing: tuple[str, ...] = ()
-    failures: tuple[str, ...] = ()
-    for milliseconds in chosen or ((10, 30) if is_cuda else (20,)):
-        settings = settings_for(milliseconds, "cuda" if is_cuda else "cpu", seconds)
-        rounds = interleave(contenders_of(settings, names), repetitions, warm_up=True)
+    bounds = [Bound("things left behind", len(left), at_most=0)]
+    samples: dict[str, Any] = {"settings": settings}
+    for size, milliseconds in enumerate(steps):
         what = f"step of {milliseconds} ms on {'a GPU' if is_cuda else 'CPUs'}"
-        rows += rows_of(what, rounds, names)
-        bounds += bounds_of(what, rounds)
-        notes += things_left(rounds)
-        means = {who: rounds.numbers(who, lambda one: one.mean) for who in names}
-        samples[what] = {**settings, **means}
-        missing, failures = (*missing, *rounds.missing), (*failures, *rounds.failures)
-    title = "Everything on, beside bare replicated training"
-    outcome = Outcome(title, repetitions, rows, bounds, missing, failures, notes, samples)
+        rows += rows_of(what, size, rounds, names)
+        bounds.append(bound_of(what, size, rounds))
+        samples[what] = {who: rounds.numbers(who, _mean(size)) for who in names}
+    outcome = Outcome(
+        "Everything on, beside bare replicated training",
+        repetitions, rows, bounds, rounds.missing, rounds.failures, left, samples,
+    )  # fmt: skip
     return conclude(outcome, options)
 
 

@@ -1,4 +1,4 @@
-"""The loop that both sides of ``overhead.py`` train: a replicated model, with steps of a chosen duration."""
+"""The loop that both sides of ``overhead.py`` train: a replicated model, with steps of chosen durations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def train(
     return times
 
 
-def keep(times: list[float], rank: int, directory: str) -> None:
+def keep(times: list[list[float]], rank: int, directory: str) -> None:
+    """Write the times of each size of step."""
     Path(directory, f"rank-{rank}.json").write_text(json.dumps(times))
 
 

@@ -33,8 +33,10 @@ def train_function(settings: dict[str, Any]) -> None:
         else:
             powertrain.report(metrics)
 
-    model = prepare_model(make_model(settings["device"]))
-    times = train(model, settings, after_step)
+    times = [
+        train(prepare_model(make_model(settings["device"])), {**settings, **size}, after_step)
+        for size in settings["sizes"]
+    ]
     keep(times, powertrain.get_context().get_world_rank(), settings["directory"])
 
 

@@ -16,6 +16,9 @@ torch.set_num_threads(settings["threads"])
 if settings["device"] == "cuda":
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl" if settings["device"] == "cuda" else "gloo")
-model = DistributedDataParallel(make_model(settings["device"]))
-keep(train(model, settings, lambda *_: None), dist.get_rank(), sys.argv[1])
+times = [
+    train(DistributedDataParallel(make_model(settings["device"])), {**settings, **size}, lambda *_: None)
+    for size in settings["sizes"]
+]
+keep(times, dist.get_rank(), sys.argv[1])
 dist.destroy_process_group()
