@@ -31,8 +31,9 @@ def event(
     }
 
 
-def packed(events: list[dict[str, Any]], lines: list[str], operators: dict[int, int]) -> bytes:
-    trace = {"powertrain": {"lines": lines, "operators": operators}, "traceEvents": events}
+def packed(events: list[dict[str, Any]], lines: list[str], operators: dict[int, int], **others: Any) -> bytes:
+    trace = {"powertrain": {"lines": lines, "operators": operators, **others}, "traceEvents": events}
+    trace["baseTimeNanoseconds"] = 10**18
     return gzip.compress(json.dumps(trace).encode())
 
 
@@ -127,3 +128,23 @@ def test_own_times_of_nested_operators_add_up_to_the_outermost(spans: list[tuple
     found = summarize(read_trace(packed(events, [], {})), steps=1, seconds=1.0, most=100)
     assert sum(spot.ms for spot in found.operators) <= 1.0 + 1e-9
     assert found.operators_ms == pytest.approx(1.0)
+
+
+def test_a_wait_outside_of_operators_has_the_line_of_its_call() -> None:
+    trace = packed(
+        [
+            event("kernel", "gemm", 0.0, 300.0, "stream 7"),
+            event("cuda_runtime", "cudaDeviceSynchronize", 100.0, 250.0),
+            event("cuda_runtime", "cudaDeviceSynchronize", 500.0, 20.0),
+            event("cuda_runtime", "cudaEventSynchronize", 700.0, 10.0),
+        ],
+        ["train.py:10 in train", "train.py:30 in evaluate"],
+        {},
+        waits=[(10**18 + 690_000, 10**18 + 720_000, 1), (10**18 + 90_000, 10**18 + 360_000, 0)],
+    )
+    found = summarize(read_trace(trace), steps=1, seconds=1e-3)
+    assert {spot.name: spot.ms for spot in found.syncs} == {
+        "device sync at train.py:10 in train": 0.25,
+        "device sync at (no line of yours)": 0.02,
+        "event sync at train.py:30 in evaluate": 0.01,
+    }

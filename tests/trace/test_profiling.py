@@ -219,10 +219,12 @@ def test_a_profiler_with_stacks_and_a_forward_with_any_argument_work_in_a_traced
 class Node:
     """As the profiler's own, of which only these attributes are read."""
 
+    start_time_ns, end_time_ns = 5, 9
+
     def __init__(
-        self, tag: str, operator: int = 0, caller: Any = None, children: tuple[Any, ...] = ()
+        self, tag: str, operator: int = 0, caller: Any = None, children: tuple[Any, ...] = (), name: str = ""
     ) -> None:
-        self.tag, self.correlation_id, self.children = tag, operator, children
+        self.tag, self.correlation_id, self.children, self.name = tag, operator, children, name
         self.extra_fields = self
         self.caller = caller
 
@@ -243,3 +245,15 @@ def test_the_innermost_line_outside_of_libraries_counts(tmp_path: Path) -> None:
     found = lines_of([root])
     assert found.lines == [f"{mine}:12 in f"]
     assert found.operators == {3: 0, 4: 0}
+
+
+def test_a_call_that_waits_for_the_device_outside_of_operators_has_its_line(tmp_path: Path) -> None:
+    mine = tmp_path / "train.py"
+    mine.touch()
+    wait = Node(
+        "PyCCall", name="<built-in function _cuda_synchronize>", caller=Caller("torch/cuda/__init__.py", 5)
+    )
+    other = Node("PyCCall", name="<built-in function sum>", caller=Caller(str(mine), 13))
+    root = Node("PyCall", caller=Caller(str(mine), 12), children=(wait, other))
+    found = lines_of([root])
+    assert found.waits == [(5, 9, found.lines.index(f"{mine}:12 in f"))]

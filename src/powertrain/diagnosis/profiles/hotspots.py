@@ -77,7 +77,7 @@ def summarize(trace: ProfileTrace, steps: int, seconds: float, most: int = 8) ->
         ),
         gaps=tally.spots(_gaps(trace)),
         syncs=tally.spots(
-            (f"{_SHORT.get(one.name, one.name)} at {trace.line_of.get(one.operator, _OUTSIDE)}", one.duration)
+            (f"{_SHORT.get(one.name, one.name)} at {_line_of_wait(one, trace)}", one.duration)
             for one in trace.runtime
             if one.name in WAITING_CALLS
         ),
@@ -91,6 +91,10 @@ _SHORT = {
     "cudaEventSynchronize": "event sync",
     "cudaMemcpy": "copy",
 }
+
+
+def _line_of_wait(call: ProfileEvent, trace: ProfileTrace) -> str:
+    return call.line or trace.line_of.get(call.operator, _OUTSIDE)
 
 
 class _Tally:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -34,10 +36,14 @@ class _RawEvent(msgspec.Struct, frozen=True):
 class _RawLines(msgspec.Struct, frozen=True):
     lines: list[str] = []
     operators: dict[int, int] = {}
+    waits: list[tuple[int, int, int]] = []
 
 
 class _RawTrace(msgspec.Struct, frozen=True):
-    traceEvents: list[_RawEvent] = []  # the name in the file
+    # Names in the file.
+    traceEvents: list[_RawEvent] = []
+    #: To which the times of events are added.
+    baseTimeNanoseconds: int = 0
     powertrain: _RawLines = _RawLines()
 
 
@@ -56,6 +62,8 @@ class ProfileEvent:
     sequence: int = -1
     #: Of an allocation; negative where memory was freed.
     bytes: float = 0.0
+    #: The line of the user's code, of a wait for the device outside of operators; otherwise "".
+    line: str = ""
 
     @property
     def end(self) -> float:
@@ -90,7 +98,7 @@ def read_trace(packed: bytes) -> ProfileTrace:
     return ProfileTrace(
         operators=operators,
         device=tuple(one for one in events if one.kind in _ON_DEVICE),
-        runtime=tuple(one for one in events if one.kind in ("cuda_runtime", "cuda_driver")),
+        runtime=_with_lines((one for one in events if one.kind in ("cuda_runtime", "cuda_driver")), raw),
         allocations=tuple(one for one in events if one.name == "[memory]"),
         line_of=_lines(operators, raw.powertrain),
     )
@@ -115,6 +123,21 @@ def _event(raw: _RawEvent) -> ProfileEvent:
         sequence=arguments.sequence,
         bytes=arguments.bytes,
     )
+
+
+def _with_lines(calls: Iterable[ProfileEvent], raw: _RawTrace) -> tuple[ProfileEvent, ...]:
+    """Return calls of the CUDA runtime, with the lines of those that ``torch.cuda.synchronize()`` and the like make."""
+    known = raw.powertrain
+    waits = sorted(wait for wait in known.waits if 0 <= wait[2] < len(known.lines))
+    begins = [begin for begin, _, _ in waits]
+    found = []
+    for one in calls:
+        middle = raw.baseTimeNanoseconds + (one.start + one.end) * 500.0
+        index = bisect.bisect_right(begins, middle) - 1
+        if index >= 0 and middle <= waits[index][1]:
+            one = replace(one, line=known.lines[waits[index][2]])
+        found.append(one)
+    return tuple(found)
 
 
 def _lines(operators: tuple[ProfileEvent, ...], known: _RawLines) -> dict[int, str]:

@@ -18,17 +18,21 @@ class UserLines(msgspec.Struct, frozen=True):
     lines: list[str]
     #: By the id of an operator in the trace ("External id"), the index of its line.
     operators: dict[int, int]
+    #: Begin and end of calls that wait for the device outside of operators, in nanoseconds, each with the index of its
+    #: line.
+    waits: list[tuple[int, int, int]] = []
 
 
 def lines_of(roots: Iterable[Any], is_user_code: FileJudge | None = None) -> UserLines:
-    """Return the innermost line of the user's code above each operator of a profiler's event tree.
+    """Return the innermost line of the user's code above each operator and each wait of a profiler's event tree.
 
-    Each node has ``name``, ``tag``, ``children``, ``correlation_id`` and ``extra_fields``, of which that of a Python
-    call has ``caller``: the file, line and function that made it.
+    Each node has ``name``, ``tag``, ``children``, ``correlation_id``, ``start_time_ns``, ``end_time_ns`` and
+    ``extra_fields``, of which that of a Python call has ``caller``: the file, line and function that made it.
     """
     judge = is_user_code or FileJudge()
     indexes: dict[str, int] = {}
     operators: dict[int, int] = {}
+    waits: list[tuple[int, int, int]] = []
     pending = [(root, -1) for root in roots]
     while pending:
         node, line = pending.pop()
@@ -38,8 +42,10 @@ def lines_of(roots: Iterable[Any], is_user_code: FileJudge | None = None) -> Use
             line = indexes.setdefault(text, len(indexes))
         if line >= 0 and node.correlation_id and _is_operator(node):
             operators[node.correlation_id] = line
+        if line >= 0 and "PyCCall" in str(node.tag) and "synchronize" in node.name:
+            waits.append((node.start_time_ns, node.end_time_ns, line))
         pending += [(child, line) for child in node.children]
-    return UserLines(list(indexes), operators)
+    return UserLines(list(indexes), operators, waits)
 
 
 def _is_operator(node: Any) -> bool:
