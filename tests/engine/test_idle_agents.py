@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powertrain.engine.ray.idle_agents import AgentKind, IdleAgents, idle_agents, kind_of
+from powertrain.engine.ray.idle_agents import MOST_OF_NODE, AgentKind, IdleAgents, idle_agents, kind_of
 
 KINDS = [kind_of("01", {}, [], []), kind_of("02", {}, [], [])]
 NODES = ["a", "b"]
@@ -82,6 +82,16 @@ def test_an_agent_that_has_ended_early_is_forgotten_and_the_others_stay() -> Non
     agents.forget(gone)
     agents.forget(gone)
     assert agents.actors() == ["second"]
+
+
+def test_the_oldest_agents_of_a_node_beyond_a_few_are_given_up() -> None:
+    agents = IdleAgents(lambda: 0.0)
+    for number in range(MOST_OF_NODE + 2):
+        agents.keep(KINDS[number % 2], "a", number, SECONDS)
+    agents.keep(KINDS[0], "b", "other", SECONDS)
+    assert agents.take_surplus("a") == [0, 1]
+    assert agents.take_surplus("a") == []
+    assert agents.actors() == [*range(2, MOST_OF_NODE + 2), "other"]
 
 
 def test_a_fork_of_the_driver_uses_none_of_its_agents() -> None:

@@ -63,7 +63,7 @@ def test_what_was_killed_between_two_fits_is_started_again(fits: Any, of: Any) -
 def test_an_agent_ends_when_no_run_comes(fits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from powertrain.engine.ray import idle_agents
 
-    monkeypatch.setattr(idle_agents, "REST_S", 0.1)
+    monkeypatch.setattr(idle_agents, "IDLE_TIMEOUT_S", 0.1)
     before = servers_of(fits, "only")
     pids = before | {agent_of(server) for server in before}
     wait_until(lambda: not any(map(psutil.pid_exists, pids - {0})))
@@ -74,7 +74,7 @@ def test_a_run_that_takes_longer_than_agents_rest_ends_in_order(
 ) -> None:
     from powertrain.engine.ray import idle_agents
 
-    monkeypatch.setattr(idle_agents, "REST_S", 4.0)
+    monkeypatch.setattr(idle_agents, "IDLE_TIMEOUT_S", 4.0)
     before = servers_of(fits, "first")
     trainer = fits.trainer(
         clustered.reports_until_told, workers=2, name="long", train_loop_config={"pace": 0.5}

@@ -143,7 +143,7 @@ class AgentActor:
             self._is_running = False
         return AgentEnd(unreachable, is_clean=self._server is not None)
 
-    def rest(self, seconds: float) -> None:
+    def wait_for_run(self, seconds: float) -> None:
         """End this process unless a run comes within so many seconds."""
         with self._changed:
             before = self._runs

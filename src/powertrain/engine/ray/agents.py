@@ -320,7 +320,7 @@ class Agents:
     def _replace(self, gone: Agent) -> None:
         """Start another agent in place of an idle one that had ended, or failed, before this run could use it."""
         assert self._hub is not None
-        self._ray.kill(gone.actor)  # it may be alive, and only unreachable
+        self._ray.kill(gone.actor, holds_resources=False)  # it may be alive, and only unreachable
         if not self._start(gone.node, anew=True):
             self._lose(gone, f"the node {gone.host} is gone")
             return
@@ -383,14 +383,16 @@ class Agents:
         that are draining. Called after the Ray thread has stopped."""
         for found in self._agents.values():
             if found.node in draining or not (found.is_clean and self._keep(found)):
-                self._ray.kill(found.actor)
+                self._ray.kill(found.actor, holds_resources=False)
 
     def _keep(self, found: Agent) -> bool:
         """Keep an agent for the next run of this process; return False where Ray does not answer."""
         try:
             with client.without_joining():
-                ended = found.actor.rest.remote(idle.REST_S).future()
-                kept = idle_agents.keep(self._kind(), found.node, found.actor, idle.REST_S)
+                ended = found.actor.wait_for_run.remote(idle.IDLE_TIMEOUT_S).future()
+                kept = idle_agents.keep(self._kind(), found.node, found.actor, idle.IDLE_TIMEOUT_S)
+                for surplus in idle_agents.take_surplus(found.node):
+                    self._ray.kill(surplus, holds_resources=False)
         except Exception:  # this process leaves the cluster at this moment, which ends the actor
             return False
         # Ray ends an actor that is not referred to: so it ends also if the call does not reach it.

@@ -273,9 +273,9 @@ def _on_released() -> None:
     _released_at = time.monotonic()
 
 
-def may_count_released_as_held() -> bool:
-    """Return True for a moment after this process has released resources."""
-    return time.monotonic() - _released_at < _RELEASE_TIMEOUT_S
+def settled_at() -> float:
+    """Return when Ray counts as free what this process has released until now, at the latest (monotonic clock)."""
+    return _released_at + _RELEASE_TIMEOUT_S
 
 
 def alive() -> list[dict[str, Any]]:
@@ -393,12 +393,13 @@ class RayThread:
 
         reference.future().add_done_callback(done)
 
-    def kill(self, actor: Any) -> None:
+    def kill(self, actor: Any, *, holds_resources: bool = True) -> None:
         """End an actor, if there is one and it has not ended. Never raises."""
         with without_joining(), contextlib.suppress(Exception):  # it is gone already, or Ray is
             if actor is not None and self.is_connected:
                 ray.kill(actor)
-                _on_released()
+                if holds_resources:
+                    _on_released()
 
     def remove(self, group: PlacementGroup) -> None:
         """Give back a placement group. Never raises."""

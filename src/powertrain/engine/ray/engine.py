@@ -56,7 +56,7 @@ from powertrain.wire.to_node import LookAt, SignalProcess, StartProcess
 
 _logger = module_logger(__name__)
 #: Seconds between looks at a cluster that has not noticed yet what was released.
-_RELEASE_POLL_S = 0.02
+_RELEASE_POLL_INTERVAL_S = 0.02
 #: Seconds for a look at a process of another node.
 _INSPECT_TIMEOUT_S = 6.0
 #: The claim under which processes beside the slots are kept.
@@ -111,6 +111,8 @@ class RayEngine:
         self._watched: SlotShape | None = None
         self._wanted = 0
         self._told_capacity = -1
+        #: When Ray has noticed what this process had released before the capacity was watched, at the latest.
+        self._settled_at = 0.0
         #: The cluster at the last look: set by the thread that talks to Ray, read by all.
         self._seen: Sequence[capacity.Node] = ()
         self._drained: set[str] = set()
@@ -147,7 +149,8 @@ class RayEngine:
     def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
         with self._changed:
             self._watched, self._wanted, self._told_capacity = shape, wanted, -1
-        self._ray.soon(self._look_first)
+            self._settled_at = client.settled_at()
+        self._ray.soon(self._look_at_cluster)
 
     def fork(self, slot: Slot, spec: ProcessSpec) -> None:
         with self._changed:
@@ -434,24 +437,27 @@ class RayEngine:
         if not self._closed:
             self._agents.watch()
 
-    def _look_first(self) -> None:
-        """Look at the cluster, once Ray counts as free what earlier runs of this process have released."""
-        while not self._closed and client.may_count_released_as_held():
-            seen = client.nodes()
-            most = self._capacity([replace(node, free=node.total) for node in seen]) or 0
-            if (self._capacity(seen) or 0) >= min(self._wanted, most):
-                break
-            time.sleep(_RELEASE_POLL_S)
-        self._look_at_cluster()
-
     def _look_at_cluster(self) -> None:
         if self._closed:
             return
-        seen = self._seen = client.nodes()
+        seen = self._seen = self._nodes()
         self._placing.look(seen)
         self._request_nodes()
         self._report_capacity(seen)
         self._report_drains()
+
+    def _nodes(self) -> Sequence[capacity.Node]:
+        """Return the nodes of the cluster, at the first look once Ray counts as free what this process has released
+        before."""
+        seen = client.nodes()
+        while not self._closed and time.monotonic() < self._settled_at:
+            most = self._capacity([replace(node, free=node.total) for node in seen]) or 0
+            if (self._capacity(seen) or 0) >= min(self._wanted, most):
+                break
+            time.sleep(_RELEASE_POLL_INTERVAL_S)
+            seen = client.nodes()
+        self._settled_at = 0.0
+        return seen
 
     def _report_capacity(self, seen: Sequence[capacity.Node], *, at_once: bool = False) -> None:
         """Report a changed capacity; with ``at_once`` also while slots in placement are not counted and it seems

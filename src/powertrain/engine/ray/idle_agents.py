@@ -1,9 +1,9 @@
 """Agents whose run is over, kept for the next run of this process: it then starts no processes on their nodes.
 
 A second ``fit()`` and each trial of a sweep find an actor and a warm server with the frameworks loaded. Agents hold no
-resources in Ray, but the memory of two processes. One that is not used again ends by itself after :data:`REST_S`,
-since a node with an actor does not count as idle for Ray's autoscaler. Ray ends all of them with this process, and
-when it leaves the cluster.
+resources in Ray, but the memory of two processes. One that is not used again ends by itself after
+:data:`IDLE_TIMEOUT_S`, since a node with an actor does not count as idle for Ray's autoscaler. Ray ends all of them
+with this process, and when it leaves the cluster.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Any
 from powertrain.backend import modules_of_others
 
 #: Seconds after which an agent without a run ends.
-REST_S = 60.0
+IDLE_TIMEOUT_S = 60.0
+#: The most idle agents of one node: runs of several kinds may take turns.
+MOST_OF_NODE = 4
 #: Seconds before that in which it is not used any more: a run would find it gone.
-_MARGIN_S = 2.0
+_EXPIRY_MARGIN_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -60,30 +62,39 @@ class IdleAgents:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._resting: list[IdleAgent] = []
+        self._idle: list[IdleAgent] = []
         #: Those of the process that this one was forked from. They are never released: that would call Ray.
         self._inherited: list[IdleAgent] = []
 
     def keep(self, kind: AgentKind, node: str, actor: Any, seconds: float) -> IdleAgent:
         """Keep an actor whose process ends after so many seconds."""
-        kept = IdleAgent(kind, node, actor, self._now() + seconds - _MARGIN_S)
+        kept = IdleAgent(kind, node, actor, self._now() + seconds - _EXPIRY_MARGIN_S)
         with self._lock:
-            self._resting.append(kept)
+            self._idle.append(kept)
         return kept
 
     def forget(self, gone: IdleAgent) -> None:
         """Keep it no longer, if it is kept still."""
         with self._lock:
-            self._resting = [one for one in self._resting if one is not gone]
+            self._idle = [one for one in self._idle if one is not gone]
 
     def take(self, kind: AgentKind, node: str) -> Any | None:
         """Return an actor of this kind on the node, the last that was kept, and forget it; None where there is none."""
         with self._lock:
             for one in reversed(self._alive()):
                 if (one.kind, one.node) == (kind, node):
-                    self._resting.remove(one)
+                    self._idle.remove(one)
                     return one.actor
         return None
+
+    def take_surplus(self, node: str) -> list[Any]:
+        """Forget the oldest agents of a node beyond :data:`MOST_OF_NODE`, and return their actors, to be ended."""
+        with self._lock:
+            of_node = [one for one in self._alive() if one.node == node]
+            surplus = of_node[: max(0, len(of_node) - MOST_OF_NODE)]
+            for one in surplus:
+                self._idle.remove(one)
+        return [one.actor for one in surplus]
 
     def actors(self) -> list[Any]:
         """Return all actors that are kept."""
@@ -93,13 +104,13 @@ class IdleAgents:
     def _alive(self) -> list[IdleAgent]:
         """Forget those that end about now, and return the others; the lock is held."""
         now = self._now()
-        self._resting = [one for one in self._resting if one.until > now]
-        return self._resting
+        self._idle = [one for one in self._idle if one.until > now]
+        return self._idle
 
     def leave_to_parent(self) -> None:
         """Forget all of them in a process that was forked."""
         self._lock = threading.Lock()  # another thread may have held it
-        self._inherited, self._resting = [*self._inherited, *self._resting], []
+        self._inherited, self._idle = [*self._inherited, *self._idle], []
 
 
 #: Those of this process.
