@@ -369,6 +369,25 @@ def test_of_a_place_that_only_ranks_reach_everything_that_one_of_them_saw_is_rec
     listed = (uploaded(place, rank0=8, rank1=0), uploaded(place, rank0=8, rank1=4, more=1))
     merged = merge_when_complete(storage, dict(zip(order, listed, strict=True)))
     assert {file.name: file.size for file in merged.files} == {"rank0": 8, "rank1": 4, "more": 1}
+    assert len(merged.clashes) == 1
+    assert "while others were still uploading" in merged.clashes[0]
+
+
+@pytest.mark.parametrize("error", [TimeoutError("no answer"), RuntimeError("of a user's file system")])
+def test_a_place_that_does_not_answer_is_listed_again_before_the_listings_of_ranks_count(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(place: Storage) -> list[FilePart]:
+        raise error
+
+    monkeypatch.setattr("powertrain.checkpoint.commit.files_at", refuse)
+    parts = {0: uploaded(str(tmp_path), rank0=8), 1: uploaded(str(tmp_path), rank0=8, rank1=4)}
+    if isinstance(error, OSError):
+        with pytest.raises(TimeoutError):
+            merge_when_complete(storage, parts, can_retry=True)
+    merged = merge_when_complete(storage, parts)
+    assert [file.name for file in merged.files] == ["rank0", "rank1"]
+    assert str(error) in merged.clashes[0]
 
 
 hashes = st.sampled_from(["aa", "bb", "cc"])

@@ -26,10 +26,11 @@ from powertrain.checkpoint.chain import Chain, already_committed, manifest_key, 
 from powertrain.checkpoint.contents import TOP
 from powertrain.checkpoint.elsewhere import checkpoint_at, files_at, require_server
 from powertrain.checkpoint.manifest import Manifest, ManifestFile
-from powertrain.errors import CheckpointError, PowertrainError
+from powertrain.errors import CheckpointError
 from powertrain.storage import Storage, open_storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.local import LocalStorage
+from powertrain.text.errors import describe_error
 from powertrain.wire.values import CheckpointPart, FilePart
 
 #: Seconds for listing a place that the training function has uploaded to.
@@ -64,8 +65,8 @@ def merge(parts: Mapping[int, CheckpointPart]) -> Merged:
     merged = Merged(errors={rank: part.error for rank, part in sorted(parts.items()) if part.error})
     good = {rank: part for rank, part in sorted(parts.items()) if not part.error}
     chosen = _Chosen(merged.clashes)
-    whose = next((rank for rank, part in good.items() if part.elsewhere), -1)
-    merged.elsewhere = good[whose].elsewhere if whose >= 0 else ""
+    uploader = next((rank for rank, part in good.items() if part.elsewhere), -1)
+    merged.elsewhere = good[uploader].elsewhere if uploader >= 0 else ""
     listings = [
         part.files for part in good.values() if merged.elsewhere and part.elsewhere == merged.elsewhere
     ]
@@ -74,12 +75,12 @@ def merge(parts: Mapping[int, CheckpointPart]) -> Merged:
         merged.metadata = {**part.metadata, **merged.metadata}
         merged.extras = {**part.extras, **merged.extras}
         files: Iterable[FilePart] = part.files
-        if rank == whose:
+        if rank == uploader:
             files = _largest(listings)
         elif part.elsewhere:
             if part.elsewhere != merged.elsewhere:
                 merged.clashes.append(
-                    f"Ranks {whose} and {rank} uploaded one checkpoint to {merged.elsewhere!r} and to "
+                    f"Ranks {uploader} and {rank} uploaded one checkpoint to {merged.elsewhere!r} and to "
                     f"{part.elsewhere!r}; the first is kept. Upload all its files to one place."
                 )
             continue
@@ -89,31 +90,50 @@ def merge(parts: Mapping[int, CheckpointPart]) -> Merged:
     return merged
 
 
-def merge_when_complete(storage: Storage, parts: Mapping[int, CheckpointPart]) -> Merged:
+def merge_when_complete(
+    storage: Storage, parts: Mapping[int, CheckpointPart], *, can_retry: bool = False
+) -> Merged:
     """Merge the ranks' parts after all uploads; list the user's own place again where ranks found different files.
 
     Args:
         storage: The run's storage.
         parts: The parts by rank.
+        can_retry: True raises the ``OSError`` of a place that does not answer. Otherwise, and where this process cannot
+            reach the place, all files that ranks have listed count, and a sentence among the clashes says so.
     """
     merged = merge(parts)
     if not merged.is_listed_differently:
         return merged
+    problem = "it is empty for this process"
     try:
-        require_server(storage, merged.elsewhere, "The checkpoint")
-        there = checkpoint_at(storage, merged.elsewhere)
-        place = open_storage(there.address, filesystem=there.given_filesystem)
-        now = files_at(place.within(_LIST_TIMEOUT_S))
-    except (OSError, PowertrainError):
-        now = []
-    if not now:  # only the ranks can reach it
-        return merged
-    return merge(
-        {
+        now = _files_now(storage, merged.elsewhere)
+    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+        now, problem = [], describe_error(error)
+    except OSError as error:
+        if can_retry:
+            raise
+        now, problem = [], describe_error(error)
+    except Exception as error:  # of a file system of the user's, or an unknown server
+        now, problem = [], describe_error(error)
+    if now:
+        listed = {
             rank: msgspec.structs.replace(part, files=now) if part.elsewhere == merged.elsewhere else part
             for rank, part in parts.items()
         }
+        return merge(listed)
+    merged.clashes.append(
+        f"Ranks listed {without_secrets(merged.elsewhere)!r} while others were still uploading to it, and the driver "
+        f"cannot list it ({problem}). All files that any rank has seen are recorded; if one was temporary, the "
+        "checkpoint will count as damaged. Upload from one rank, or to a place that the driver can read."
     )
+    return merged
+
+
+def _files_now(storage: Storage, elsewhere: str) -> list[FilePart]:
+    require_server(storage, elsewhere, "The checkpoint")
+    there = checkpoint_at(storage, elsewhere)
+    place = open_storage(there.address, filesystem=there.given_filesystem)
+    return files_at(place.within(_LIST_TIMEOUT_S))
 
 
 def _sizes(files: Iterable[FilePart]) -> dict[str, int]:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import Counter
@@ -37,6 +38,8 @@ from powertrain.wire.from_worker import ShareUploaded, UploadTrouble
 from powertrain.wire.values import CheckpointPart
 from powertrain.worker.data.shards import gaps_in, positions_in
 
+#: Attempts to list a place that the training function has uploaded to; after that the ranks' own listings count.
+_LISTING_TRIES = 3
 #: Called on the controller's thread with a pending checkpoint and its manifest, or None and the reason of its failure.
 Settled = Callable[[PendingCheckpoint, "Manifest | None", "BaseException | str"], None]
 
@@ -164,9 +167,7 @@ class CheckpointManager:
         if self._is_taken(pending):
             self.fail(pending, f"the run has a checkpoint named {name!r} already")
             return
-        if merged.clashes and not self._has_warned_of_clash:
-            self._has_warned_of_clash = True
-            self._warn(merged.clashes[0])
+        self._warn_of_clashes(merged.clashes)
         is_awaited = any(part.pending for part in parts.values())
         if merged.is_empty and not is_awaited and not self._has_warned_of_empty:
             self._has_warned_of_empty = True
@@ -398,11 +399,16 @@ class CheckpointManager:
             self._submit(ready)
 
     def _submit(self, pending: PendingCheckpoint) -> None:
+        tries = itertools.count(1)
+        clashes: list[str] = []
+
         def do() -> Manifest:
             if pending.given_up:
                 raise CheckpointError("no rank waits for it any longer")
             self._before_commit()
-            merged = commit.merge_when_complete(self._storage, pending.parts)
+            can_retry = next(tries) < _LISTING_TRIES
+            merged = commit.merge_when_complete(self._storage, pending.parts, can_retry=can_retry)
+            clashes[:] = merged.clashes
             manifest = commit.commit(
                 self._storage,
                 self._chain,
@@ -421,12 +427,19 @@ class CheckpointManager:
             return manifest
 
         def then(manifest: Any, error: BaseException | None) -> None:
+            self._warn_of_clashes(clashes)
             self._committed(pending, manifest, error)
 
         def trouble(reason: str, place: str) -> None:
             pending.trouble, pending.place = reason, place
 
         self._committer.submit(do, then, trouble, place=self._local_place)
+
+    def _warn_of_clashes(self, clashes: Sequence[str]) -> None:
+        """Warn once in a run that files of ranks clash."""
+        if clashes and not self._has_warned_of_clash:
+            self._has_warned_of_clash = True
+            self._warn(clashes[0])
 
     def _committed(
         self, pending: PendingCheckpoint, manifest: Manifest | None, error: BaseException | None
