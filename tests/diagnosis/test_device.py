@@ -193,6 +193,19 @@ def test_a_host_that_does_other_work_than_launching_is_named_with_the_phase() ->
     assert troubles({"activity": activity(0.8 * STEP, kernels=40)}) == [], "a fifth of a step is not much"
 
 
+def test_a_busy_host_comes_with_what_the_allocator_did() -> None:
+    facts = {
+        "activity": activity(0.2 * STEP, kernels=40),
+        "allocator": {"retries": 5, "allocations": 12.0},
+    }
+    (first,) = [one for one in findings(facts) if is_trouble(one)]
+    assert (first.kind, first.evidence["alloc_retries"], first.evidence["allocations"]) == (
+        "host_bound",
+        5,
+        12.0,
+    )
+
+
 def test_a_short_wait_hides_no_host_that_is_busy_for_longer() -> None:
     facts = {"activity": activity(0.2 * STEP, kernels=40, waits=1, waited=0.08 * STEP)}
     found = {one.kind: one.cost for one in findings(facts) if is_trouble(one)}

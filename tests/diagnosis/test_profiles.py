@@ -32,8 +32,11 @@ def event(
 
 
 def packed(events: list[dict[str, Any]], lines: list[str], operators: dict[int, int], **others: Any) -> bytes:
-    trace = {"powertrain": {"lines": lines, "operators": operators, **others}, "traceEvents": events}
-    trace["baseTimeNanoseconds"] = 10**18
+    trace = {
+        "powertrain": {"lines": lines, "operators": operators, **others},
+        "traceEvents": events,
+        "baseTimeNanoseconds": 10**18,
+    }
     return gzip.compress(json.dumps(trace).encode())
 
 
@@ -131,11 +134,15 @@ def test_own_times_of_nested_operators_add_up_to_the_outermost(spans: list[tuple
 
 
 def test_a_wait_outside_of_operators_has_the_line_of_its_call() -> None:
+    synchronize = "<built-in function _cuda_synchronize>"
     trace = packed(
         [
             event("kernel", "gemm", 0.0, 300.0, "stream 7"),
+            event("python_function", synchronize, 90.0, 270.0),
             event("cuda_runtime", "cudaDeviceSynchronize", 100.0, 250.0),
+            event("cuda_runtime", "cudaStreamSynchronize", 150.0, 30.0, thread=2),
             event("cuda_runtime", "cudaDeviceSynchronize", 500.0, 20.0),
+            event("python_function", "<method 'synchronize' of Event>", 690.0, 30.0),
             event("cuda_runtime", "cudaEventSynchronize", 700.0, 10.0),
         ],
         ["train.py:10 in train", "train.py:30 in evaluate"],
@@ -145,6 +152,7 @@ def test_a_wait_outside_of_operators_has_the_line_of_its_call() -> None:
     found = summarize(read_trace(trace), steps=1, seconds=1e-3)
     assert {spot.name: spot.ms for spot in found.syncs} == {
         "device sync at train.py:10 in train": 0.25,
+        "stream sync at (no line of yours)": 0.03,
         "device sync at (no line of yours)": 0.02,
         "event sync at train.py:30 in evaluate": 0.01,
     }

@@ -94,7 +94,7 @@ _SHORT = {
 
 
 def _line_of_wait(call: ProfileEvent, trace: ProfileTrace) -> str:
-    return call.line or trace.line_of.get(call.operator, _OUTSIDE)
+    return trace.line_of.get(call.operator) or call.line or _OUTSIDE
 
 
 class _Tally:

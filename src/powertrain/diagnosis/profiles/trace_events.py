@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import zlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,8 @@ from powertrain.errors import StorageError
 #: Categories of events on a device.
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _GZIP = 16 + zlib.MAX_WBITS
+#: Nanoseconds by which a time in the file may differ from the one in the profiler's tree.
+_SAME_NS = 500
 
 
 class _RawArguments(msgspec.Struct, frozen=True):
@@ -98,7 +100,7 @@ def read_trace(packed: bytes) -> ProfileTrace:
     return ProfileTrace(
         operators=operators,
         device=tuple(one for one in events if one.kind in _ON_DEVICE),
-        runtime=_with_lines((one for one in events if one.kind in ("cuda_runtime", "cuda_driver")), raw),
+        runtime=_with_lines(events, raw),
         allocations=tuple(one for one in events if one.name == "[memory]"),
         line_of=_lines(operators, raw.powertrain),
     )
@@ -125,19 +127,31 @@ def _event(raw: _RawEvent) -> ProfileEvent:
     )
 
 
-def _with_lines(calls: Iterable[ProfileEvent], raw: _RawTrace) -> tuple[ProfileEvent, ...]:
-    """Return calls of the CUDA runtime, with the lines of those that ``torch.cuda.synchronize()`` and the like make."""
+def _with_lines(events: Sequence[ProfileEvent], raw: _RawTrace) -> tuple[ProfileEvent, ...]:
+    """Return calls of the CUDA runtime, with the lines of those that ``torch.cuda.synchronize()`` and the like make.
+
+    The lines are known by the begin of the Python call around them. A call and what it calls are on one thread.
+    """
     known = raw.powertrain
-    waits = sorted(wait for wait in known.waits if 0 <= wait[2] < len(known.lines))
-    begins = [begin for begin, _, _ in waits]
+    waits = sorted((begin, index) for begin, _, index in known.waits if 0 <= index < len(known.lines))
+    #: By thread the last of these Python calls that has begun.
+    current: dict[str, ProfileEvent] = {}
     found = []
-    for one in calls:
-        middle = raw.baseTimeNanoseconds + (one.start + one.end) * 500.0
-        index = bisect.bisect_right(begins, middle) - 1
-        if index >= 0 and middle <= waits[index][1]:
-            one = replace(one, line=known.lines[waits[index][2]])
-        found.append(one)
+    for one in events:
+        if one.kind == "python_function" and "synchronize" in one.name:
+            begin = raw.baseTimeNanoseconds + round(one.start * 1e3)
+            if line := _line_at(begin, waits, known.lines):
+                current[one.thread] = replace(one, line=line)
+        elif one.kind in ("cuda_runtime", "cuda_driver"):
+            call = current.get(one.thread)
+            found.append(replace(one, line=call.line) if call and one.start <= call.end else one)
     return tuple(found)
+
+
+def _line_at(begin: int, waits: Sequence[tuple[int, int]], lines: Sequence[str]) -> str:
+    """Return the line of the call that begins then, as exactly as the file has it; "" for none."""
+    index = bisect.bisect_left(waits, (begin - _SAME_NS, 0))
+    return lines[waits[index][1]] if index < len(waits) and waits[index][0] <= begin + _SAME_NS else ""
 
 
 def _lines(operators: tuple[ProfileEvent, ...], known: _RawLines) -> dict[int, str]:

@@ -193,10 +193,20 @@ def _busy_host(run: SteadySteps, rank: _Rank) -> list[Finding]:
                 "gap": gap,
                 "kernels": rank.kernels,
                 "operators": _operators(rank),
+                **_allocator(rank),
                 "seconds_in_all": idle_seconds * rank.steps,
             },
         )
     ]
+
+
+def _allocator(rank: _Rank) -> dict[str, float]:
+    """Return how often torch's allocator had to free memory first, and took memory from the device in a step."""
+    allocator = rank.facts.get("allocator") or {}
+    return {
+        "alloc_retries": int(allocator.get("retries") or 0),
+        "allocations": float(allocator.get("allocations") or 0.0),
+    }
 
 
 def _operators(rank: _Rank) -> int:
@@ -263,8 +273,7 @@ def _launch_bound(rank: _Rank, idle: float) -> Finding:
             "operators": _operators(rank),
             "batch_factor": larger,
             "seconds_in_all": rank.idle_for_host * rank.steps,
-            "alloc_retries": int((rank.facts.get("allocator") or {}).get("retries") or 0),
-            "allocations": float((rank.facts.get("allocator") or {}).get("allocations") or 0.0),
+            **_allocator(rank),
         },
     )
 
