@@ -167,8 +167,9 @@ def report(
         if solo:
             _report_solo(session, metrics, checkpoint, barrier)
         else:
-            _report(session, metrics, checkpoint, how, barrier)
-            session.sees_newest |= saving.is_sync(checkpoint_upload_mode)
+            is_sync = saving.is_sync(checkpoint_upload_mode)
+            _report(session, metrics, checkpoint, how, barrier, is_sync)
+            session.sees_newest |= is_sync
     finally:
         if recorder is not None:
             recorder.leave(depth)
@@ -192,6 +193,7 @@ def _report(
     checkpoint: Checkpoint | None,
     options: Callable[[], saving.SaveOptions],
     barrier: bool,
+    is_sync: bool,
 ) -> None:
     values, originals = read(metrics, session.dropped, with_originals=session.place.rank == 0)
     barrier = barrier or session.place.report_barrier
@@ -201,7 +203,7 @@ def _report(
         checkpoint = _automatic_checkpoint(session, row, save_now)
     if checkpoint is None:  # its options are for ranks that have one
         point = Point(row=row, at=time.time(), metrics=values, barrier=barrier, originals=originals)
-        _post(session, point)
+        _post(session, point, is_awaited=is_sync)  # by the rank that has the checkpoint
     else:
         how = options()
         part = saving.share(session, checkpoint, how, row)
@@ -218,15 +220,15 @@ def _report(
     session.boundaries.leave_report()
 
 
-def _post(session: Session, point: Point) -> None:
-    """Post the report: from here on the rank's death does not undo it."""
+def _post(session: Session, point: Point, *, is_awaited: bool = False) -> None:
+    """Post the report: from here on the rank's death does not undo it. One that another rank awaits is sent at once."""
     if session.service.refusal:
         session.service.check_refusal()
     training_step("report", progress.reports + 1)
     session.row = session.service.row = point.row
     is_safe = session.newest_reports.add(point, is_pending=is_pending(point.metrics))
     progress.report()
-    session.service.post(point, may_wait=is_safe and not session.place.judges_reports)
+    session.service.post(point, may_wait=is_safe and not (is_awaited or session.place.judges_reports))
 
 
 def _report_with_share(
