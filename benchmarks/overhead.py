@@ -6,17 +6,19 @@ time of a step after warm-up on the slowest rank, with all that the loop does in
 the ratio is that of neighbouring runs.
 
 On CPUs the steps take 20 ms, with as many ranks as there are cores (two at most) and one thread each. ``--cuda``
-measures steps of 10 and 30 ms on one GPU, one after the other in each run. ``--parts`` measures also with some of the
-parts only: none, the trace, the trace and reports. The limit is torchrun's own time.
+measures steps of 10 and 30 ms on one GPU, one after the other in each run and in turns the one or the other first.
+``--parts`` measures also with some of the parts only, between those two: none, the trace, the trace and reports. The
+limit is torchrun's own time.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,10 +66,11 @@ class Steps:
     left_behind: tuple[str, ...]
 
 
-def measure(name: str, settings: dict[str, Any]) -> Steps:
-    """Run one contender once."""
+def measure(name: str, settings: dict[str, Any], rounds: Iterator[int]) -> Steps:
+    """Run one contender once. In every second of its ``rounds`` the sizes come in the opposite order."""
     is_ours = name in PARTS
-    settings = {**settings, "parts": PARTS.get(name, ())}
+    order = -1 if next(rounds) % 2 else 1
+    settings = {**settings, "parts": PARTS.get(name, ()), "sizes": settings["sizes"][::order]}
     script = str(SCRIPTS / ("with_powertrain.py" if is_ours else "with_torchrun.py"))
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={settings['workers']}")
     command = (sys.executable, *(() if is_ours else launcher), script)
@@ -86,7 +89,7 @@ def measure(name: str, settings: dict[str, Any]) -> Steps:
         raise MeasurementFailed(
             f"{len(ranks)} of {settings['workers']} ranks wrote the times of their steps."
         )
-    slowest = [max(of_size, key=fmean) for of_size in zip(*ranks, strict=True)]
+    slowest = [max(of_size, key=fmean) for of_size in zip(*ranks, strict=True)][::order]
     return Steps(
         tuple(1e3 * fmean(steps) for steps in slowest),
         tuple(1e3 * median(steps) for steps in slowest),
@@ -113,7 +116,9 @@ def settings_for(steps: Sequence[int], device: str, seconds: float) -> dict[str,
 def contenders_of(settings: dict[str, Any], names: Sequence[str]) -> list[Contender[Steps]]:
     return [
         Contender(
-            name, ("torch", "powertrain") if name in PARTS else ("torch",), partial(measure, name, settings)
+            name,
+            ("torch", "powertrain") if name in PARTS else ("torch",),
+            partial(measure, name, settings, itertools.count()),
         )
         for name in names
     ]
@@ -165,7 +170,7 @@ def main(arguments: list[str]) -> int:
         what = f"step of {milliseconds} ms on {'a GPU' if is_cuda else 'CPUs'}"
         rows += rows_of(what, size, rounds, names)
         bounds.append(bound_of(what, size, rounds))
-        samples[what] = {who: rounds.numbers(who, _mean(size)) for who in names}
+        samples[what] = {name: rounds.numbers(name, _mean(size)) for name in names}
     outcome = Outcome(
         "Everything on, beside bare replicated training",
         repetitions, rows, bounds, rounds.missing, rounds.failures, left, samples,

@@ -497,7 +497,7 @@ def test_a_sweep_under_way_is_found_and_stopped_so_that_it_can_be_continued(
     assert f"Tuner.restore('{place.uri}/live')" in stopped.output
     said, _ = live_sweep.communicate(timeout=60)
     # The third trial may have begun in the place of the one that was stopped.
-    assert re.search("results of [23]", said), "as with a run, the script goes on with what there is"
+    assert re.search("results of [23]", said), "as with a run, the script continues with the results so far"
     assert f"can be continued: Tuner.restore('{place.uri}/live')" in said
     assert protocol.live_runs(*runtime_roots()) == []
     state = replay(read_journal(place.child("live")))

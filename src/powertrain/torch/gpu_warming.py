@@ -55,8 +55,8 @@ def _warm_up(device: int) -> None:
 
 # None of these calls changes a random generator, or calls a hook of modules or optimizers. None is a product of
 # matrices by cuBLAS: with the first of a process torch reads CUBLAS_WORKSPACE_CONFIG, which the function may still set.
-# A linear layer with a bias goes through cublasLt, which has no such setting, unless torch is set to do without it or
-# the device is too old for the type.
+# A linear layer with a bias goes through cublasLt unless torch is set to do without it or the device is too old for the
+# type. Its own settings, CUBLASLT_WORKSPACE_SIZE and DISABLE_ADDMM_CUDA_LT, are read here, with the first such product.
 
 
 def _use_layers(matrix: Any) -> None:

@@ -11,7 +11,7 @@ import powertrain as train
 
 
 def talk() -> None:
-    """Every rank says which attempt it is of; rank 1 dies in the first, once the test lets it go on."""
+    """Every rank prints its attempt; rank 1 dies in the first, once the test lets it go on."""
     context = train.get_context()
     rank, attempt = context.get_world_rank(), context.get_attempt()
     print(f"rank {rank} is in attempt {attempt}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 import threading
 
@@ -28,7 +29,8 @@ class SegmentAhead:
 
     def expect(self, size: int) -> None:
         """Make it ready up to ``size`` bytes, in the background."""
-        rounded = -(-size // PIECE) * PIECE
+        unit = PIECE if size >= PIECE else mmap.PAGESIZE
+        rounded = -(-size // unit) * unit
         with self._lock:
             self._wanted = max(self._wanted, min(rounded, self._segment.capacity))
             if self._is_running or self._has_failed or self._segment.ready >= self._wanted:

@@ -40,8 +40,8 @@ def values_name(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
-#: Memory for a smaller state is made ready by the save itself.
-_WORTH_A_THREAD = 2**20
+#: Memory for a state that is expected to be smaller is made ready by the save itself.
+_WORTH_A_THREAD = 4 * 2**20
 #: In a rank's values: the ranks' holdings differ, so the values of all of them make up the state.
 _BY_RANK = "by rank"
 
