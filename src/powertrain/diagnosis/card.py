@@ -128,8 +128,8 @@ def _mean(time: PhaseTime) -> float:
 
 def _efficiency(report: Report, width: int) -> list[str]:
     named = {"speed": speed_line(report), "goodput": time_line(report)}
-    told = [f"   {name:<11}{line}" for name, line in named.items() if line]
-    return [line for one in told for line in _wrapped(one, width, 2)]
+    lines = [f"   {name:<11}{line}" for name, line in named.items() if line]
+    return [line for one in lines for line in _wrapped(one, width, 2)]
 
 
 def speed_line(report: Report) -> str:

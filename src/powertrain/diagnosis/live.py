@@ -23,7 +23,7 @@ PAUSE_FACTOR = 20.0
 #: Seconds between two lines about the speed of the run.
 SPEED_INTERVAL_S = 60.0
 
-_Told = set[tuple[str, tuple[int, ...]]]
+_Printed = set[tuple[str, tuple[int, ...]]]
 
 
 class Live:
@@ -33,11 +33,11 @@ class Live:
     """
 
     def __init__(
-        self, storage: Storage, name: str, tell: Callable[[str], None], *, every: float | None = None
+        self, storage: Storage, name: str, print_line: Callable[[str], None], *, every: float | None = None
     ) -> None:
-        self._storage, self._name, self._tell = storage, name, tell
+        self._storage, self._name, self._print_line = storage, name, print_line
         self._every = ANALYSIS_INTERVAL_S if every is None else every
-        self._told: _Told = set()
+        self._printed: _Printed = set()
         self._failed = False
         self._next_speed = 0.0
         self._over = threading.Event()
@@ -65,19 +65,19 @@ class Live:
 
     def _analyse(self) -> None:
         report = recorded.report_of(self._storage, self._name)
-        lines, self._told = news(report, self._told)
+        lines, self._printed = news(report, self._printed)
         if monotonic() >= self._next_speed and (speed := efficiency(report)):
             self._next_speed = monotonic() + SPEED_INTERVAL_S
             lines.append(speed)
         for line in lines:
-            self._tell(f"[{self._name}] {line}")
+            self._print_line(f"[{self._name}] {line}")
 
     def _print_failure(self, error: Exception) -> None:
         if self._failed:
             return
         self._failed = True
         with contextlib.suppress(Exception):  # the output itself may fail
-            self._tell(
+            self._print_line(
                 f"[{self._name}] The run's telemetry could not be analysed: {type(error).__name__}: {error}. "
                 "The run is not affected; the analysis is retried, and this warning is not repeated."
             )
@@ -96,12 +96,12 @@ def efficiency(report: Report) -> str:
     return f"speed: {speed}" + (f"; goodput: {time}" if time else "")
 
 
-def news(report: Report, told: _Told) -> tuple[list[str], _Told]:
-    """Return the lines for changes since ``told``, and the new set of printed findings. Pure."""
+def news(report: Report, printed: _Printed) -> tuple[list[str], _Printed]:
+    """Return the lines for changes since ``printed``, and the new set of printed findings. Pure."""
     troubles = [finding for finding in report.findings if is_trouble(finding)]
     found = {(finding.kind, finding.ranks) for finding in troubles}
-    lines = [_line(finding) for finding in troubles if (finding.kind, finding.ranks) not in told]
-    lines += [f"resolved: {kind}" for kind, ranks in sorted(told - found)]
+    lines = [_line(finding) for finding in troubles if (finding.kind, finding.ranks) not in printed]
+    lines += [f"resolved: {kind}" for kind, ranks in sorted(printed - found)]
     step = report.mean_step_seconds or report.step_seconds
     if lines and step > 0:
         lines[0] += f" ({report.steps:,} steps, {words.seconds(step)} each on average)"

@@ -107,9 +107,9 @@ def report_of(
 
 
 def _time(spans: Sequence[goodput.Span], reporting: float) -> tuple[goodput.TimeShare, ...]:
-    """Return where the run's time went; nothing where its journal, of an earlier version, does not tell."""
-    is_told = any(span.cause == goodput.TRAINING for span in spans)
-    return goodput.goodput(spans, reporting) if is_told else ()
+    """Return where the run's time went; empty where its journal, of an earlier version, lacks it."""
+    is_recorded = any(span.cause == goodput.TRAINING for span in spans)
+    return goodput.goodput(spans, reporting) if is_recorded else ()
 
 
 def _newest_step(tables: Iterable[StepTable]) -> float:

@@ -13,7 +13,7 @@ from powertrain.storage.addresses import Address, without_secrets
 from powertrain.text.redaction import redact
 
 #: The informative part of an XML reply.
-_TOLD = ("Code", "Message")
+_INFORMATIVE_TAGS = ("Code", "Message")
 _STATUS = re.compile(r"status code: (\d{3})")
 _REFUSED_IDENTITY = re.compile(
     r"InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|InvalidToken|AuthorizationHeaderMalformed|AccessDenied"
@@ -93,7 +93,7 @@ def _in_words(text: str) -> str:
     if status:
         details = [
             match[1]
-            for match in (re.search(rf"<{tag}>(?:<!\[CDATA\[)?([^<\]]+)", text) for tag in _TOLD)
+            for match in (re.search(rf"<{tag}>(?:<!\[CDATA\[)?([^<\]]+)", text) for tag in _INFORMATIVE_TAGS)
             if match
         ]
         return f"{status[1].strip()}" + (f" ({': '.join(details)})" if details else "")

@@ -69,7 +69,7 @@ def watch(root: str | Path, directory: str | Path) -> Callable[[], None]:
 def _told(flush: Callable[[Any], None], top: Path, log: Path) -> Callable[[Any], None]:
     """``flush``, and a record of what it made durable."""
 
-    def flush_and_tell(fd: Any) -> None:
+    def flush_and_record(fd: Any) -> None:
         number = fd if isinstance(fd, int) else fd.fileno()
         # Looked at before the flush: what is written while it runs may or may not be in it.
         record = _state_of(number, top, log)
@@ -77,7 +77,7 @@ def _told(flush: Callable[[Any], None], top: Path, log: Path) -> Callable[[Any],
         if record is not None:
             chronicle.append(log, record)
 
-    return flush_and_tell
+    return flush_and_record
 
 
 def _state_of(descriptor: int, top: Path, log: Path) -> Record | None:

@@ -207,14 +207,14 @@ class TelemetryStore:
                 if not recovered and not (closing and self._is_troubled):
                     self._recover()
                     recovered = True
-                self._tell("")
+                self._on_result("")
             except Exception as error:
-                self._tell(f"{type(error).__name__}: {error}")
+                self._on_result(f"{type(error).__name__}: {error}")
             if closing:
                 self._open.close()
                 return
 
-    def _tell(self, trouble: str) -> None:
+    def _on_result(self, trouble: str) -> None:
         """Log the beginning and the end of a failure, once each."""
         if trouble and not self._is_troubled:
             _logger.warning("Telemetry of the ranks cannot be written: %s", trouble)

@@ -66,10 +66,10 @@ def _describe_event(fact: ev.Event) -> tuple[str, str] | None:
         return "failure", f"the checkpoint of row {fact.row} was not saved: {fact.reason}"
     if isinstance(fact, ev.UploadLagged):
         return "lag", f"{fact.waiting} checkpoints wait for their upload. {fact.reason}".strip()
-    return _told_of_trouble(fact)
+    return _trouble_in_words(fact)
 
 
-def _told_of_trouble(fact: ev.Event) -> tuple[str, str] | None:
+def _trouble_in_words(fact: ev.Event) -> tuple[str, str] | None:
     if isinstance(fact, ev.Failed):
         first = fact.failures[0].summary if fact.failures else "the attempt failed"
         return "failure", f"{first} ({fact.decision.replace('_', ' ')}: {fact.reason})"

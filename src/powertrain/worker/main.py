@@ -275,16 +275,16 @@ class Rank:
         """Begin tracing just before the user's function: loading it is no part of a step."""
         self._untraced = Untraced()
         if self._spec.trace is not None:
-            tell = self._service.send_now
+            send = self._service.send_now
             self._service.tracing = Tracing.begin(
                 self._spec.trace,
-                lambda message: tell(Noted(message=message)),
+                lambda message: send(Noted(message=message)),
                 self._spec.device,
                 every=self._service.gather,
             )
             if self._service.tracing is not None:
-                self._service.on_profile = self._service.tracing.profile_for(tell)
-                self._service.tracing.profile_given_steps(self._place.rank, tell)
+                self._service.on_profile = self._service.tracing.profile_for(send)
+                self._service.tracing.profile_given_steps(self._place.rank, send)
 
     def _post_outcome(self, outcome: Outcome) -> None:
         """Post the outcome of the function, with the rest of its telemetry and the position of its data."""

@@ -213,39 +213,39 @@ class Boundaries:
     ) -> None:
         """``arrived`` is called with hold and boundary where this rank waits to be sent on."""
         self._gate, self._is_registered, self._arrived = gate, is_registered, arrived
-        gate.can_save = lambda: self._asks or self._is_registered()
+        gate.can_save = lambda: self._checks_save or self._is_registered()
         self._stop_reason = ""
-        self._asks = self._looks = self._told = self._steps = False
+        self._checks_save = self._checks_preemption = self._was_notified = self._steps = False
         #: The state since the newest agreed boundary: the same on every rank at the same place of its loop.
         self.preemption: Preemption | None = None
         self.resize_to = 0
 
     def check_save(self) -> bool:
         """Pass a boundary at which the loop asks what to do; return True when it should save now."""
-        self._asks = True
+        self._checks_save = True
         self._take(self._gate.cross())
         self._stay()
-        self._told |= bool(self._stop_reason)
+        self._was_notified |= bool(self._stop_reason)
         return bool(self._stop_reason)
 
     def check_preemption(self) -> Preemption | None:
         """Pass a boundary at which the loop checks for a preemption."""
-        self._looks = True
+        self._checks_preemption = True
         self._take(self._gate.cross())
         self._stay()
-        self._told |= bool(self._stop_reason) and self.preemption is not None
+        self._was_notified |= bool(self._stop_reason) and self.preemption is not None
         return self.preemption
 
     def enter_report(self) -> bool:
         """Pass the boundary of a report; return True when the registered state should be saved with it."""
         self._take(self._gate.cross())
-        return bool(self._stop_reason) and not self._told and self._is_registered()
+        return bool(self._stop_reason) and not self._was_notified and self._is_registered()
 
     def leave_report(self) -> None:
         """Leave the boundary of a report. Raises :class:`StopRun` where the run ends here."""
         self._stay()
-        is_to_be_told = self._asks or (self._looks and self.preemption is not None)
-        if self._stop_reason and (self._told or not is_to_be_told or self._is_registered()):
+        should_be_notified = self._checks_save or (self._checks_preemption and self.preemption is not None)
+        if self._stop_reason and (self._was_notified or not should_be_notified or self._is_registered()):
             raise StopRun(self._stop_reason)
 
     def _stay(self) -> None:

@@ -110,7 +110,7 @@ class Tracing:
         self._samples: list[bytes] = []
         self._sampler: Sampler | None = None
         self._torch: Arrival | None = None
-        self._device_is_told = False
+        self._is_device_recorded = False
         self._window: ProfileWindow | None = None
         self._device: DeviceWatch | None = None
         self._given_gpu: int | None = None
@@ -285,7 +285,7 @@ class Tracing:
         if self._sampler is None:
             self._sampler = Sampler(lambda: self._gpu)
         self._samples.append(samples.pack(self._sampler.look(self._recorder.steps)))
-        if not self._device_is_told:
+        if not self._is_device_recorded:
             self._record_device()
 
     def _record_device(self) -> None:
@@ -293,7 +293,7 @@ class Tracing:
         name = device_name(self._gpu)
         if not name:
             return
-        self._device_is_told = True
+        self._is_device_recorded = True
         self._facts["device"] = name
         if "peak_flops" not in self._settings.facts and (peak := peak_flops(name)):
             self._facts["peak_flops"] = peak

@@ -29,11 +29,11 @@ def ray_error_message(error: Exception) -> str:
         # Ray's error has the type of the original one, which is its cause.
         if isinstance(each, DataError) and getattr(each, "cause", None) is None:
             return str(each)
-    told = _COLOURS.sub("", str(error)).strip()
-    raised = _original_error(told)
+    text = _COLOURS.sub("", str(error)).strip()
+    raised = _original_error(text)
     if raised:
-        return f"Ray says: {raised}\n{told}"
-    return f"Ray says: {type(error).__name__}: {told}"
+        return f"Ray says: {raised}\n{text}"
+    return f"Ray says: {type(error).__name__}: {text}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -46,21 +46,21 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         below = getattr(below, "cause", None) or below.__cause__
 
 
-def _original_error(told: str) -> str:
+def _original_error(text: str) -> str:
     """Return the original exception of a text with tracebacks in one line, and where it was raised; or "".
 
     Ray Data keeps that of the user's function in the text only: the object is not sent between processes.
     """
-    begin, end = 0, len(told)
-    for between in reversed(list(_BETWEEN.finditer(told))):
+    begin, end = 0, len(text)
+    for between in reversed(list(_BETWEEN.finditer(text))):
         if not between["cause"]:
             begin = between.end()
             break
         end = between.start()
-    frames = list(_FRAME.finditer(told, begin, end))
+    frames = list(_FRAME.finditer(text, begin, end))
     if not frames:
         return ""
-    lines = told[frames[-1].end() : end].splitlines()
+    lines = text[frames[-1].end() : end].splitlines()
     raised = next((line for line in lines if line and not line[0].isspace()), "")
     # Prefer the user's own files to a library that they call.
     where = next((frame for frame in reversed(frames) if not _LIBRARY.search(frame["path"])), frames[-1])

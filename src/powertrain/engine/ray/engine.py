@@ -110,13 +110,13 @@ class RayEngine:
         self._looks: dict[int, ProcessSeen | None] = {}
         self._watched: SlotShape | None = None
         self._wanted = 0
-        self._told_capacity = -1
+        self._sent_capacity = -1
         #: When Ray has noticed what this process had released before the capacity was watched, at the latest.
         self._settled_at = 0.0
         #: The cluster at the last look: set by the thread that talks to Ray, read by all.
         self._seen: Sequence[capacity.Node] = ()
         self._drained: set[str] = set()
-        self._told_no_room = False
+        self._has_warned_of_no_room = False
         #: True once the cluster is known to autoscale.
         self._grows = False
         self._closed = False
@@ -148,7 +148,7 @@ class RayEngine:
 
     def watch_capacity(self, shape: SlotShape, wanted: int = 0) -> None:
         with self._changed:
-            self._watched, self._wanted, self._told_capacity = shape, wanted, -1
+            self._watched, self._wanted, self._sent_capacity = shape, wanted, -1
             self._settled_at = client.settled_at()
         self._ray.soon(self._look_at_cluster)
 
@@ -305,8 +305,11 @@ class RayEngine:
                 self._ray.then(holder.actor.feed.remote(feeds), partial(self._fed, one))
 
     def _warn_of_no_room_for_tasks(self) -> None:
-        if not self._told_no_room and sum(found.free.get("CPU", 0.0) for found in client.nodes()) < 1:
-            self._told_no_room = True
+        if (
+            not self._has_warned_of_no_room
+            and sum(found.free.get("CPU", 0.0) for found in client.nodes()) < 1
+        ):
+            self._has_warned_of_no_room = True
             _logger.warning(
                 "No CPU of the cluster is free, and Ray computes the rows of its datasets in tasks of its own, which "
                 "need one: the ranks may wait for their first rows for ever. Ask for fewer workers or less CPU for "
@@ -463,10 +466,10 @@ class RayEngine:
         """Report a changed capacity; with ``at_once`` also while slots in placement are not counted and it seems
         smaller."""
         count = self._capacity(seen)
-        if count is None or (count < self._told_capacity and not at_once and self._placing.is_placing()):
+        if count is None or (count < self._sent_capacity and not at_once and self._placing.is_placing()):
             return
-        if count != self._told_capacity:
-            self._told_capacity = count
+        if count != self._sent_capacity:
+            self._sent_capacity = count
             self._events(Capacity(count))
 
     def _capacity(self, seen: Sequence[capacity.Node]) -> int | None:

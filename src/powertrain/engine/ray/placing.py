@@ -45,20 +45,20 @@ class Placing:
         changed: threading.Condition,
         agents: Agents,
         options: RayOptions,
-        tell: EventSink,
+        emit: EventSink,
         lose: Callable[[Slot, str], None],
     ) -> None:
         """Create the placement. ``changed`` guards requests and holdings; ``lose`` is called for a slot that lost its
         resources."""
         self._ray, self._changed, self._agents, self._options = asking, changed, agents, options
-        self._emit, self._lose = tell, lose
+        self._emit, self._lose = emit, lose
         #: The claims that are not met yet.
         self._claims: dict[str, RayClaim] = {}
         self._withdrawn: set[str] = set()
         self._holders: dict[str, list[SlotHolder]] = {}
         self._slots: dict[str, SlotHolder] = {}
         self._groups = PlacementGroups(asking, changed, agents, options.run)
-        self._told_waiting: dict[str, str] = {}
+        self._last_reason: dict[str, str] = {}
         #: The trainer's own resources, and the claims that come after it.
         self._trainer = TrainerResources(asking, options, self._on_trainer_held, self.refuse)
         self._after_trainer: list[RayClaim] = []
@@ -434,8 +434,8 @@ class Placing:
         )
 
     def _report_reason(self, claim: RayClaim, granted: int, reason: str) -> None:
-        if self._told_waiting.get(claim.id) != reason:
-            self._told_waiting[claim.id] = reason
+        if self._last_reason.get(claim.id) != reason:
+            self._last_reason[claim.id] = reason
             self._emit(Waiting(claim.id, granted, reason))
 
     def _is_being_placed(self, claim: RayClaim) -> bool:

@@ -47,7 +47,7 @@ class Arrival(MetaPathFinder):
             return None
         load = loader.exec_module
 
-        def load_and_tell(module: ModuleType) -> None:
+        def load_and_report(module: ModuleType) -> None:
             loader.exec_module = load
             load(module)
             try:
@@ -55,7 +55,7 @@ class Arrival(MetaPathFinder):
             except Exception as error:
                 self._failed(error)
 
-        loader.exec_module = load_and_tell
+        loader.exec_module = load_and_report
         return spec
 
 

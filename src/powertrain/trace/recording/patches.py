@@ -130,7 +130,7 @@ class Patches:
                 recorder.leave(0)
                 raise
             if amounts != recorder.amounts:
-                recorder.tell_amounts(amounts)
+                recorder.set_amounts(amounts)
             recorder.depth = 0
             now = clock()
             note((FETCHED, now))

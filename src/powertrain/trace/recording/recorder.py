@@ -223,7 +223,7 @@ class Recorder:
             if not depth:
                 self.batch(samples, tokens, fetch)
             return
-        self.tell_amounts((samples, tokens, fetch))
+        self.set_amounts((samples, tokens, fetch))
         self.depth = 0
         now = self.clock()
         self.note((FETCHED, now))
@@ -237,11 +237,11 @@ class Recorder:
         :data:`INPUT` was left.
         """
         if get_ident() == self.thread:
-            self.tell_amounts((samples, tokens, fetch))
+            self.set_amounts((samples, tokens, fetch))
             self.note((BATCH, 0))
             self._process_if_long()
 
-    def tell_amounts(self, amounts: tuple[int, int, float]) -> None:
+    def set_amounts(self, amounts: tuple[int, int, float]) -> None:
         """Set the amounts of the following batches, as for :meth:`batch`."""
         if amounts != self.amounts:
             self.amounts = amounts

@@ -20,7 +20,7 @@ class PlaceCounts:
         #: Samples since the newest step ended; those after the last step are not part of the training.
         self._since: list[tuple[str, str]] = []
         self._steps = 0
-        self._told: dict[str, str] = {}
+        self._last_sent: dict[str, str] = {}
 
     def look(self, phase: str, steps: int) -> None:
         """Sample the training thread's location, with its current ``phase`` and number of steps.
@@ -50,9 +50,9 @@ class PlaceCounts:
     def news(self) -> dict[str, str]:
         """Return the most frequent place of each phase if any has changed since the last call; else nothing."""
         now = {phase: places.most_common(1)[0][0] for phase, places in self._found.items()}
-        if now == self._told:
+        if now == self._last_sent:
             return {}
-        self._told = now
+        self._last_sent = now
         return dict(now)
 
 

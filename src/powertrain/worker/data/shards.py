@@ -204,8 +204,8 @@ class Shards:
         #: Datasets that have given out a batch, and those whose saved position was resumed or replaced by the user.
         self._begun: set[str] = set()
         self._resumed: set[str] = set()
-        self._told_of_resuming: set[str] = set()
-        self._asked_for_checkpoint = self._told = self._told_of_weights = False
+        self._logged_resuming: set[str] = set()
+        self._asked_for_checkpoint = self._has_warned_of_unused = self._has_warned_of_weights = False
         self._weights = StepWeights()
         self._skip_watches: dict[str, SkipWatch] = {}
         self._captured: WeakKeyDictionary[Checkpoint, dict[str, State]] = WeakKeyDictionary()
@@ -347,9 +347,9 @@ class Shards:
     def _warn_if_unused(self, name: str) -> None:
         """Warn once that data begin anew although the checkpoint has their position."""
         saved = self._session.place.start.data_positions.get(name)
-        if saved is None or name in self._resumed or self._told:
+        if saved is None or name in self._resumed or self._has_warned_of_unused:
             return
-        self._told = True
+        self._has_warned_of_unused = True
         if self._session.place.rank == 0:
             self.warn(
                 f"The checkpoint that this attempt starts from has a position of the data ({_shown(name, saved)}), "
@@ -370,8 +370,8 @@ class Shards:
             watch = self._skip_watches[name] = SkipWatch(name, self._session.place.start.data_gaps.get(name))
         if resumed is not None:
             watch.resume(resumed)
-            if self._session.place.rank == 0 and name not in self._told_of_resuming:
-                self._told_of_resuming.add(name)
+            if self._session.place.rank == 0 and name not in self._logged_resuming:
+                self._logged_resuming.add(name)
                 print(resumed.described(name), flush=True)
         watch.request(progress.steps)
 
@@ -399,7 +399,7 @@ class Shards:
             self._refresh()
 
     def _warn_of_mixed_weights(self) -> None:
-        is_repeated, self._told_of_weights = self._told_of_weights, True
+        is_repeated, self._has_warned_of_weights = self._has_warned_of_weights, True
         if not is_repeated and self._session.place.rank == 0:
             self.warn(
                 "Two datasets are read for each optimizer step, and their last steps have different numbers of rows on "

@@ -138,7 +138,7 @@ class Service:
         self._awake = False
         self._closing = False
         self._deadline = 0.0
-        self._told_full, self._spill_again_at = False, 0.0
+        self._has_warned_of_full, self._spill_again_at = False, 0.0
         self._link = Link(connection, rank, attempt)  # handed to the thread, which alone uses it from then on
         self._thread = threading.Thread(target=self._run, name="powertrain-service", daemon=True)
         self._thread.start()
@@ -375,8 +375,8 @@ class Service:
         except OSError as error:
             self._ordered.extendleft(reversed(messages))
             self._spill_again_at = time.monotonic() + 1.0
-            if not self._told_full:
-                self._told_full = True
+            if not self._has_warned_of_full:
+                self._has_warned_of_full = True
                 self._urgent.append(
                     Noted(message=f"Reports pile up in memory: they cannot be put on disk ({error}).")
                 )
