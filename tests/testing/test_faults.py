@@ -620,10 +620,12 @@ def test_what_lies_elsewhere_is_none_of_its_business(place: Place, here: Path, t
     assert chronicle.read(here) == []
 
 
-def test_to_watch_ends(place: Place, tmp_path: Path) -> None:
+def test_a_second_watch_is_refused_and_leaves_the_first_in_place(place: Place, tmp_path: Path) -> None:
+    watched = os.fsync
+    assert watched.__name__ != "fsync", "the fixture watches"
     with pytest.raises(RuntimeError, match="watches"):
         power_cut.watch(tmp_path / "other", tmp_path / "other-chronicle")
-    assert os.fsync.__name__ == "flush_and_tell"
+    assert os.fsync is watched
 
 
 def test_storage_keeps_its_word_at_every_step(tmp_path: Path, here: Path) -> None:

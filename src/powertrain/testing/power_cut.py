@@ -56,7 +56,7 @@ def watch(root: str | Path, directory: str | Path) -> Callable[[], None]:
     (log / _CONTENTS).mkdir(parents=True, exist_ok=True)
     originals = os.fsync, os.fdatasync
     for name, original in zip(("fsync", "fdatasync"), originals, strict=True):
-        setattr(os, name, _told(original, top, log))
+        setattr(os, name, _recording(original, top, log))
 
     def end() -> None:
         global _watched
@@ -66,8 +66,8 @@ def watch(root: str | Path, directory: str | Path) -> Callable[[], None]:
     return end
 
 
-def _told(flush: Callable[[Any], None], top: Path, log: Path) -> Callable[[Any], None]:
-    """``flush``, and a record of what it made durable."""
+def _recording(flush: Callable[[Any], None], top: Path, log: Path) -> Callable[[Any], None]:
+    """Return ``flush`` with a record of what it made durable."""
 
     def flush_and_record(fd: Any) -> None:
         number = fd if isinstance(fd, int) else fd.fileno()
