@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from powertrain.checkpoint.committed import (
 )
 from powertrain.checkpoint.contents import contents, name_of_row, refuse_directory
 from powertrain.checkpoint.elsewhere import mark
+from powertrain.checkpoint.listing import PlaceListings
 from powertrain.checkpoint.manifest import Manifest, ManifestFile, Validation
 from powertrain.errors import CheckpointError
 from powertrain.storage import Storage, open_storage
@@ -351,7 +354,7 @@ def test_a_place_that_ranks_listed_at_different_times_is_recorded_as_it_is_when_
     mark(open_storage(place))
     early = uploaded(str(place), rank0=8, rank1=0, common=5, temporary=3)
     late = uploaded(str(place), rank0=8, rank1=4, common=2)
-    merged = merge_when_complete(storage, dict(zip(order, (early, late), strict=True)))
+    merged = merge_when_complete(dict(zip(order, (early, late), strict=True)), PlaceListings(storage))
     assert {file.name: file.size for file in merged.files} == {"rank0": 8, "rank1": 4, "common": 2}
     assert merged.clashes == []
     manifest = commit(
@@ -367,27 +370,54 @@ def test_of_a_place_that_only_ranks_reach_everything_that_one_of_them_saw_is_rec
 ) -> None:
     place = str(tmp_path / "on another machine")
     listed = (uploaded(place, rank0=8, rank1=0), uploaded(place, rank0=8, rank1=4, more=1))
-    merged = merge_when_complete(storage, dict(zip(order, listed, strict=True)))
+    merged = merge_when_complete(dict(zip(order, listed, strict=True)), PlaceListings(storage))
     assert {file.name: file.size for file in merged.files} == {"rank0": 8, "rank1": 4, "more": 1}
     assert len(merged.clashes) == 1
     assert "while others were still uploading" in merged.clashes[0]
 
 
-@pytest.mark.parametrize("error", [TimeoutError("no answer"), RuntimeError("of a user's file system")])
-def test_a_place_that_does_not_answer_is_listed_again_before_the_listings_of_ranks_count(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+@pytest.mark.parametrize(
+    ("error", "tries"),
+    [
+        (TimeoutError("no answer"), [2, 3]),  # again for the first checkpoint, once for later ones
+        (OSError(errno.EINVAL, "of a mounted file system"), [2, 3]),
+        (PermissionError("not yours"), [1, 2]),
+        (RuntimeError("of a user's file system"), [1, 2]),
+    ],
+)
+def test_of_a_place_that_cannot_be_listed_the_listings_of_ranks_count(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, tries: list[int]
 ) -> None:
+    made: list[str] = []
+
     def refuse(place: Storage) -> list[FilePart]:
+        made.append("try")
         raise error
 
-    monkeypatch.setattr("powertrain.checkpoint.commit.files_at", refuse)
+    monkeypatch.setattr("powertrain.checkpoint.listing.files_at", refuse)
     parts = {0: uploaded(str(tmp_path), rank0=8), 1: uploaded(str(tmp_path), rank0=8, rank1=4)}
-    if isinstance(error, OSError):
-        with pytest.raises(TimeoutError):
-            merge_when_complete(storage, parts, can_retry=True)
-    merged = merge_when_complete(storage, parts)
+    listings = PlaceListings(storage, pause=lambda seconds: None)
+    for made_then in tries:
+        merged = merge_when_complete(parts, listings)
+        assert [file.name for file in merged.files] == ["rank0", "rank1"]
+        assert str(error) in merged.clashes[0]
+        assert len(made) == made_then
+
+
+def test_a_file_system_that_never_answers_delays_a_commit_by_a_bounded_time(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr("powertrain.checkpoint.listing.files_at", lambda place: answers.wait(60) and [])
+    monkeypatch.setattr("powertrain.checkpoint.listing._LIST_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("powertrain.checkpoint.listing._GRACE_S", 0.0)
+    parts = {0: uploaded(str(tmp_path), rank0=8), 1: uploaded(str(tmp_path), rank0=8, rank1=4)}
+    try:
+        merged = merge_when_complete(parts, PlaceListings(storage, pause=lambda seconds: None))
+    finally:
+        answers.set()
     assert [file.name for file in merged.files] == ["rank0", "rank1"]
-    assert str(error) in merged.clashes[0]
+    assert "no answer within" in merged.clashes[0]
 
 
 hashes = st.sampled_from(["aa", "bb", "cc"])

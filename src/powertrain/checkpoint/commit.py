@@ -24,17 +24,14 @@ from powertrain.checkpoint import manifest as mf
 from powertrain.checkpoint.cache import METADATA_NAME
 from powertrain.checkpoint.chain import Chain, already_committed, manifest_key, old_manifest_key
 from powertrain.checkpoint.contents import TOP
-from powertrain.checkpoint.elsewhere import checkpoint_at, files_at, require_server
+from powertrain.checkpoint.elsewhere import require_server
+from powertrain.checkpoint.listing import PlaceListings
 from powertrain.checkpoint.manifest import Manifest, ManifestFile
 from powertrain.errors import CheckpointError
-from powertrain.storage import Storage, open_storage
+from powertrain.storage import Storage
 from powertrain.storage.addresses import without_secrets
 from powertrain.storage.local import LocalStorage
-from powertrain.text.errors import describe_error
 from powertrain.wire.values import CheckpointPart, FilePart
-
-#: Seconds for listing a place that the training function has uploaded to.
-_LIST_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -90,31 +87,16 @@ def merge(parts: Mapping[int, CheckpointPart]) -> Merged:
     return merged
 
 
-def merge_when_complete(
-    storage: Storage, parts: Mapping[int, CheckpointPart], *, can_retry: bool = False
-) -> Merged:
+def merge_when_complete(parts: Mapping[int, CheckpointPart], listings: PlaceListings) -> Merged:
     """Merge the ranks' parts after all uploads; list the user's own place again where ranks found different files.
 
-    Args:
-        storage: The run's storage.
-        parts: The parts by rank.
-        can_retry: True raises the ``OSError`` of a place that does not answer. Otherwise, and where this process cannot
-            reach the place, all files that ranks have listed count, and a sentence among the clashes says so.
+    Where this process cannot list it, all files that ranks have listed count, and a sentence among the clashes states
+    it.
     """
     merged = merge(parts)
     if not merged.is_listed_differently:
         return merged
-    problem = "it is empty for this process"
-    try:
-        now = _files_now(storage, merged.elsewhere)
-    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-        now, problem = [], describe_error(error)
-    except OSError as error:
-        if can_retry:
-            raise
-        now, problem = [], describe_error(error)
-    except Exception as error:  # of a file system of the user's, or an unknown server
-        now, problem = [], describe_error(error)
+    now, problem = listings.files(merged.elsewhere)
     if now:
         listed = {
             rank: msgspec.structs.replace(part, files=now) if part.elsewhere == merged.elsewhere else part
@@ -127,13 +109,6 @@ def merge_when_complete(
         "checkpoint will count as damaged. Upload from one rank, or to a place that the driver can read."
     )
     return merged
-
-
-def _files_now(storage: Storage, elsewhere: str) -> list[FilePart]:
-    require_server(storage, elsewhere, "The checkpoint")
-    there = checkpoint_at(storage, elsewhere)
-    place = open_storage(there.address, filesystem=there.given_filesystem)
-    return files_at(place.within(_LIST_TIMEOUT_S))
 
 
 def _sizes(files: Iterable[FilePart]) -> dict[str, int]:

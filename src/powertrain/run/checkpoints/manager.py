@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections import Counter
@@ -18,6 +17,8 @@ from typing import Any
 from powertrain.checkpoint import cleanup, commit, committed, contents
 from powertrain.checkpoint.chain import Chain
 from powertrain.checkpoint.checkpoint import Checkpoint
+from powertrain.checkpoint.commit import Merged
+from powertrain.checkpoint.listing import PlaceListings
 from powertrain.checkpoint.manifest import Manifest
 from powertrain.checkpoint.staging import give_back, remove_share
 from powertrain.config.checkpoint import CheckpointConfig
@@ -38,8 +39,6 @@ from powertrain.wire.from_worker import ShareUploaded, UploadTrouble
 from powertrain.wire.values import CheckpointPart
 from powertrain.worker.data.shards import gaps_in, positions_in
 
-#: Attempts to list a place that the training function has uploaded to; after that the ranks' own listings count.
-_LISTING_TRIES = 3
 #: Called on the controller's thread with a pending checkpoint and its manifest, or None and the reason of its failure.
 Settled = Callable[[PendingCheckpoint, "Manifest | None", "BaseException | str"], None]
 
@@ -91,6 +90,8 @@ class CheckpointManager:
         self._dropped: Counter[int] = Counter()
         #: The name of the checkpoint committed last, which the next refers to. The committer's thread only.
         self._parent = newest.name if newest is not None else ""
+        #: The committer's thread only, too.
+        self._listings = PlaceListings(storage)
 
     def use_uploaders(self, uploaders: Uploaders) -> None:
         """Set the uploaders. Once, before the first row closes."""
@@ -399,16 +400,16 @@ class CheckpointManager:
             self._submit(ready)
 
     def _submit(self, pending: PendingCheckpoint) -> None:
-        tries = itertools.count(1)
-        clashes: list[str] = []
+        #: The same for each try of the commit: the chain knows an earlier try by its files.
+        merged: Merged | None = None
 
         def do() -> Manifest:
+            nonlocal merged
             if pending.given_up:
                 raise CheckpointError("no rank waits for it any longer")
             self._before_commit()
-            can_retry = next(tries) < _LISTING_TRIES
-            merged = commit.merge_when_complete(self._storage, pending.parts, can_retry=can_retry)
-            clashes[:] = merged.clashes
+            if merged is None:
+                merged = commit.merge_when_complete(pending.parts, self._listings)
             manifest = commit.commit(
                 self._storage,
                 self._chain,
@@ -427,7 +428,7 @@ class CheckpointManager:
             return manifest
 
         def then(manifest: Any, error: BaseException | None) -> None:
-            self._warn_of_clashes(clashes)
+            self._warn_of_clashes(merged.clashes if merged is not None else ())
             self._committed(pending, manifest, error)
 
         def trouble(reason: str, place: str) -> None:
