@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-rest test-rest-ray test-rest-others test-all test-frameworks test-gpu browser bench lint format clean
+.PHONY: help run test test-rest test-rest-ray test-rest-others test-all test-frameworks test-gpu coverage browser bench lint format clean
 .DELETE_ON_ERROR:
 
 help:  ## show these lines
@@ -23,10 +23,12 @@ run: $(READY)  ## train examples/digits.py with two workers and show the Result
 
 # Which test is in which tier: tests/support/tiers.py. All tests on Ray are one worker's, the others' the rest.
 TEST_WORKERS ?= $(shell echo $$(( $$(nproc) > 2 ? $$(nproc) : 2 )))
-PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile --max-worker-restart 20 --durations 20
+# `make coverage` runs pytest under coverage.
+ONE_PROCESS := $(BIN)/python $(COVERAGE) -m pytest --durations 20
+PARALLEL := $(ONE_PROCESS) --dist loadfile --max-worker-restart 20 --numprocesses
 
 test: $(READY)  ## run the fast tests, and one whole run for each promise
-	$(PYTEST) -m "smoke or not (e2e or ray or slow or gpu)" $(ARGS)
+	$(PARALLEL) $(TEST_WORKERS) -m "smoke or not (e2e or ray or slow or gpu)" $(ARGS)
 
 # One after the other: side by side they take as long on two cores, and stories then wait three times as long for each step.
 test-rest: $(READY)  ## run the tests that `make test` leaves out
@@ -34,12 +36,11 @@ test-rest: $(READY)  ## run the tests that `make test` leaves out
 
 # Ray's core ended workers of pytest-xdist in the middle of its own tests, so those run in a process of their own.
 test-rest-ray: $(READY)
-	$(BIN)/python -m pytest --durations 20 -m "not smoke and ray and not gpu" $(ARGS)
+	$(ONE_PROCESS) -m "not smoke and ray and not gpu" $(ARGS)
 
 # Whole runs wait about as long as they compute, so two workers share two cores well.
 test-rest-others: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --max-worker-restart 20 --durations 20 \
-		-m "not smoke and (gpu or (e2e or slow) and not ray)" $(ARGS)
+	$(PARALLEL) 2 -m "not smoke and (gpu or (e2e or slow) and not ray)" $(ARGS)
 
 test-all: test test-rest  ## run all tests
 
@@ -48,6 +49,13 @@ test-frameworks: $(FRAMEWORKS_READY)  ## run the tests of XGBoost, LightGBM, JAX
 	$(FRAMEWORKS)/bin/python -m pytest --durations 20 -m "not ray and not gpu" tests/frameworks tests/test_docs_frameworks.py \
 		tests/stories/test_xgboost.py tests/stories/test_lightgbm.py tests/stories/test_boosted_trees.py tests/stories/test_jax.py tests/stories/test_tensorflow.py \
 		tests/stories/test_framework_failures.py $(ARGS)
+
+# In every process that the tests start; those that are ended by SIGKILL leave no figures.
+coverage: $(READY)  ## run all tests, and show which lines of src they reach
+	rm -rf build/coverage && mkdir -p build/coverage
+	-@$(MAKE) --no-print-directory --keep-going test-all COVERAGE="-m coverage run"
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --skip-covered --sort cover
 
 test-gpu: $(READY)  ## run the tests that need a GPU
 	$(BIN)/python -m pytest tests -m gpu $(ARGS)
