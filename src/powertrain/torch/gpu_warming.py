@@ -44,13 +44,16 @@ def _warm_up(device: int) -> None:
         leave_captures_alone()
         torch.cuda.set_device(device)
         cuda: Any = torch.cuda
-        cuda.current_blas_handle()
-        with torch.no_grad():
+        # torch keeps a workspace by handle and stream, and the training thread may get this thread's handle. On the
+        # default stream it would get a workspace of the size before the function set CUBLAS_WORKSPACE_CONFIG.
+        stream = cuda.Stream(device)
+        with torch.cuda.stream(stream), torch.no_grad():
+            cuda.current_blas_handle()
             for dtype in (torch.bfloat16, torch.float32):
                 with contextlib.suppress(RuntimeError):  # of a device without this type
                     _use_layers(torch.zeros(128, 128, device=f"cuda:{device}", dtype=dtype))
             _use_losses(torch.zeros(64, 128, device=f"cuda:{device}"))
-            torch.cuda.current_stream().synchronize()
+            stream.synchronize()
 
 
 # None of these calls changes a random generator, or calls a hook of modules or optimizers. None is a product of
