@@ -445,8 +445,8 @@ class RayEngine:
             return
         seen = self._seen = self._nodes()
         self._placing.look(seen)
+        self._report_capacity(seen)  # which a run waits for; a request may take Ray seconds
         self._request_nodes()
-        self._report_capacity(seen)
         self._report_drains()
 
     def _nodes(self) -> Sequence[capacity.Node]:

@@ -16,8 +16,9 @@ from powertrain.run.scaling.policy import Elastic
 from powertrain.run.scaling.reservation import Reservation
 from powertrain.run.spec import RunSpec
 
-#: Seconds for an engine to report its capacity; without a report, the maximum is requested.
-_CAPACITY_TIMEOUT_S = 2.0
+#: Seconds for an engine to report its capacity, of which Ray's may take one until it counts what was just released;
+#: without a report, the maximum is requested.
+_CAPACITY_TIMEOUT_S = 4.0
 #: Seconds that a run which can continue with fewer waits for slots that seemed to be available.
 _MORE_SLOTS_TIMEOUT_S = 10.0
 
