@@ -57,7 +57,10 @@ class IdleAgent:
 
 
 class IdleAgents:
-    """The actors of idle agents. Any thread may use it."""
+    """The actors of idle agents. Any thread may use it.
+
+    An actor's last reference calls Ray when it goes, so none goes while the lock is held.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -76,36 +79,43 @@ class IdleAgents:
     def forget(self, gone: IdleAgent) -> None:
         """Keep it no longer, if it is kept still."""
         with self._lock:
-            self._idle = [one for one in self._idle if one is not gone]
+            before, self._idle = self._idle, [one for one in self._idle if one is not gone]
+        del before
 
     def take(self, kind: AgentKind, node: str) -> Any | None:
         """Return an actor of this kind on the node, the last that was kept, and forget it; None where there is none."""
         with self._lock:
-            for one in reversed(self._alive()):
-                if (one.kind, one.node) == (kind, node):
-                    self._idle.remove(one)
-                    return one.actor
-        return None
+            before = self._forget_expired()
+            found = next((one for one in reversed(self._idle) if (one.kind, one.node) == (kind, node)), None)
+            if found is not None:
+                self._idle.remove(found)
+        del before
+        return found.actor if found is not None else None
 
     def take_surplus(self, node: str) -> list[Any]:
         """Forget the oldest agents of a node beyond :data:`MOST_OF_NODE`, and return their actors, to be ended."""
         with self._lock:
-            of_node = [one for one in self._alive() if one.node == node]
+            before = self._forget_expired()
+            of_node = [one for one in self._idle if one.node == node]
             surplus = of_node[: max(0, len(of_node) - MOST_OF_NODE)]
             for one in surplus:
                 self._idle.remove(one)
+        del before
         return [one.actor for one in surplus]
 
     def actors(self) -> list[Any]:
         """Return all actors that are kept."""
         with self._lock:
-            return [one.actor for one in self._alive()]
+            before = self._forget_expired()
+            found = [one.actor for one in self._idle]
+        del before
+        return found
 
-    def _alive(self) -> list[IdleAgent]:
-        """Forget those that end about now, and return the others; the lock is held."""
-        now = self._now()
-        self._idle = [one for one in self._idle if one.until > now]
-        return self._idle
+    def _forget_expired(self) -> list[IdleAgent]:
+        """Forget those that end about now; the lock is held. Return all, to be dropped when it is not."""
+        before, now = self._idle, self._now()
+        self._idle = [one for one in before if one.until > now]
+        return before
 
     def leave_to_parent(self) -> None:
         """Forget all of them in a process that was forked."""
