@@ -6,7 +6,8 @@ READY := $(VENV)/.ready
 FRAMEWORKS := $(VENV)/frameworks
 FRAMEWORKS_READY := $(FRAMEWORKS)/.ready
 TORCH := $(shell grep '^torch==' constraints.txt)
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+PIP_INSTALL_PINNED := $(PIP_INSTALL) -c constraints.txt
 
 # Tests start hundreds of processes; without cached bytecode each of them would compile the whole package.
 unexport PYTHONDONTWRITEBYTECODE
@@ -86,9 +87,11 @@ clean:  ## remove the environment and everything built
 # GPUs) before any other package can ask for a wider choice.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(PIP_INSTALL) hatchling editables
-	$(PIP_INSTALL) --no-build-isolation -e ".[dev,examples,bench]"
+	$(PIP_INSTALL) "$(TORCH)"
+	$(PIP_INSTALL_PINNED) hatchling editables
+	$(PIP_INSTALL_PINNED) --no-build-isolation -e ".[dev,examples,bench]"
+	@# On all cores, where pip would compile on one. Some packages have templates that are not Python.
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 # An environment that sees all packages of the first one and has its own beside them.
