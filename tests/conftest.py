@@ -199,6 +199,15 @@ def _nothing_left_behind(_own_storage: None) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _traced_as_before() -> Iterator[None]:
+    """Tests of debuggers remove the trace function of their thread: that of `make coverage`, for all later tests."""
+    before = sys.gettrace()
+    yield
+    if sys.gettrace() is not before:
+        sys.settrace(before)
+
+
+@pytest.fixture(autouse=True)
 def _no_usage_poller() -> Iterator[None]:
     """Tests disconnect with ``ray.shutdown()``; a thread of Ray Data that calls Ray afterwards ends the process."""
     yield
