@@ -54,9 +54,9 @@ test-frameworks: $(FRAMEWORKS_READY)  ## run the tests of XGBoost, LightGBM, JAX
 # In every process that the tests start; those that are ended by SIGKILL leave no figures.
 coverage: $(READY)  ## run all tests, and show which lines of src they reach
 	rm -rf build/coverage && mkdir -p build/coverage
-	-@$(MAKE) --no-print-directory --keep-going test-all COVERAGE="-m coverage run"
-	$(BIN)/python -m coverage combine --quiet
-	$(BIN)/python -m coverage report --skip-covered --sort cover
+	@$(MAKE) --no-print-directory --keep-going test-all COVERAGE="-m coverage run"; status=$$?; \
+		$(BIN)/python -m coverage combine --quiet && \
+		$(BIN)/python -m coverage report --skip-covered --sort cover && exit $$status
 
 test-gpu: $(READY)  ## run the tests that need a GPU
 	$(BIN)/python -m pytest tests -m gpu $(ARGS)
