@@ -23,7 +23,7 @@ _LASTING = (FileNotFoundError, PermissionError, NotADirectoryError)
 class PlaceListings:
     """Lists the places of a run's checkpoints. For one thread.
 
-    A commit must not fail or wait for long because of a listing: what ranks have listed counts where there is none.
+    A listing never fails a commit, and delays it for a bounded time: without one, the ranks' own listings count.
     """
 
     def __init__(self, storage: Storage, pause: Callable[[float], None] = time.sleep) -> None:
@@ -36,10 +36,10 @@ class PlaceListings:
         A place that does not answer is tried twice, and places of later checkpoints only once and briefly.
         """
         found, error = self._try(elsewhere)
-        if _is_passing(error) and not self._has_failed:
+        if _is_temporary(error) and not self._has_failed:
             self._pause(_RETRY_DELAY_S)
             found, error = self._try(elsewhere)
-            self._has_failed = _is_passing(error)
+            self._has_failed = _is_temporary(error)
         return found, describe_error(error) if error is not None else "it is empty for this process"
 
     def _try(self, elsewhere: str) -> tuple[list[FilePart], BaseException | None]:
@@ -64,6 +64,6 @@ class PlaceListings:
         return outcome[0]
 
 
-def _is_passing(error: BaseException | None) -> bool:
+def _is_temporary(error: BaseException | None) -> bool:
     """Return True for an error that may not come again."""
     return isinstance(error, OSError) and not isinstance(error, _LASTING)
