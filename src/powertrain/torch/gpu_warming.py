@@ -44,8 +44,8 @@ def _warm_up(device: int) -> None:
         leave_captures_alone()
         torch.cuda.set_device(device)
         cuda: Any = torch.cuda
-        # torch keeps a workspace by handle and stream, and the training thread may get this thread's handle. On the
-        # default stream it would get a workspace of the size before the function set CUBLAS_WORKSPACE_CONFIG.
+        # Versions of torch keep a workspace by handle and stream, and the training thread may get this thread's handle.
+        # On the default stream its workspace could have the size from before CUBLAS_WORKSPACE_CONFIG was set.
         stream = cuda.Stream(device)
         with torch.cuda.stream(stream), torch.no_grad():
             cuda.current_blas_handle()
