@@ -199,6 +199,31 @@ def test_two_readers_at_once_both_see_it_whole(
     assert all(running.is_at(found, "time.sleep(60)") for found in seen)
 
 
+def test_a_late_answer_to_an_earlier_reader_is_not_taken_for_a_part_of_the_next(
+    program: Callable[[str], Program], without_py_spy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "_ANSWER_WITHIN", PATIENCE)
+    running = program(
+        """
+        def wait(depth):
+            wait(depth - 1) if depth else time.sleep(60)
+
+        for _ in range(60):
+            threading.Thread(target=wait, args=(90,), daemon=True).start()
+        time.sleep(stacks._OLD_ENOUGH)
+        print("1", flush=True)
+        time.sleep(60)
+        """
+    )
+    running.says()
+    for _ in range(3):  # a dump takes tens of milliseconds, and is under way when the next reader comes
+        assert ctypes.CDLL(None).tgkill(running.pid, running.pid, stacks.SIGNAL) == 0
+        seen = running.look()
+        assert len(seen.threads) == 61
+        assert seen.threads[0].main
+        assert all(len(thread.frames) > 90 for thread in seen.threads[1:])
+
+
 # --------------------------------------------------------------------------- processes below a rank
 
 

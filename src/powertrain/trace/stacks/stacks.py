@@ -236,6 +236,7 @@ def _by_signal(pid: int, state: str, dump: str) -> tuple[list[ThreadStack], str]
         return [], remark
     try:
         with _reading(dump) as file:
+            _await_earlier_answers(pid)
             before = file.seek(0, os.SEEK_END)
             asked = _ask(pid)
             if not asked:
@@ -302,6 +303,17 @@ def _ask(pid: int) -> list[int]:
     return [thread]
 
 
+def _await_earlier_answers(pid: int) -> None:
+    """Wait until no thread answers a request whose reader has stopped waiting, as on an overloaded machine.
+
+    ``faulthandler`` writes one dump at a time and drops a request that comes meanwhile, so the reply to the next
+    request would be the rest of the earlier one.
+    """
+    deadline = time.monotonic() + _ANSWER_WITHIN
+    while _answering(pid, processes.threads(pid)) and time.monotonic() < deadline:
+        time.sleep(_LOOK_EVERY)
+
+
 def _await_answer(pid: int, asked: list[int], file: BinaryIO, before: int) -> bool:
     """Wait until the process has written and left its handler; return False on timeout.
 
@@ -310,13 +322,14 @@ def _await_answer(pid: int, asked: list[int], file: BinaryIO, before: int) -> bo
     deadline = time.monotonic() + _ANSWER_WITHIN
     while time.monotonic() < deadline:
         wrote = os.fstat(file.fileno()).st_size > before
-        if wrote and not any(
-            processes.blocks(pid, thread, SIGNAL) or processes.awaits_delivery(pid, thread, SIGNAL)
-            for thread in asked
-        ):
+        if wrote and not _answering(pid, asked):
             return True
         time.sleep(_LOOK_EVERY)
     return False
+
+
+def _answering(pid: int, threads: list[int]) -> bool:
+    return any(processes.is_answering(pid, thread, SIGNAL) for thread in threads)
 
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
