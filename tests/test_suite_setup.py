@@ -58,7 +58,7 @@ CRASHES_ONCE = """
 import os, time
 def test_on_ray():
     if is_first('a'):
-        time.sleep(0.5)
+        time.sleep(3.0)
         os._exit(1)
 def test_after(): pass
 """
@@ -81,7 +81,7 @@ def test_a_test_on_ray_that_crashes_twice_or_fails_once_is_a_failure(tmp_path: P
 
 def test_a_test_that_hangs_in_c_fails_with_the_stack_and_the_others_run(tmp_path: Path) -> None:
     text = HANGS_IN_C + "def test_after(): pass\n"
-    code, printed = play(tmp_path, text, "-o", "timeout=1", "-o", "hang_grace=2")
+    code, printed = play(tmp_path, text, "-o", "timeout=3", "-o", "hang_grace=4")
     assert code == 1, printed
     assert re.search(r'test_played.py", line 5 in test_hangs', printed), "where it hung"
     assert re.search(r"FAILED .*test_played.py::test_hangs", printed)
@@ -90,9 +90,9 @@ def test_a_test_that_hangs_in_c_fails_with_the_stack_and_the_others_run(tmp_path
 
 def test_a_test_that_waits_for_ever_is_ended_by_its_timeout_and_its_process_goes_on(tmp_path: Path) -> None:
     text = "import time\ndef test_waits(): time.sleep(600)\ndef test_after(): pass\n"
-    code, printed = play(tmp_path, text, "-o", "timeout=1")
+    code, printed = play(tmp_path, text, "-o", "timeout=3")
     assert code == 1, printed
-    assert "Timeout (>1.0s)" in printed
+    assert "Timeout (>3.0s)" in printed
     assert "1 failed, 1 passed" in printed
     assert "crashed" not in printed
 

@@ -17,7 +17,8 @@ from powertrain.errors import OutsideWorkerError
 from powertrain.trace.recording import current, patches, phases, standalone
 from powertrain.worker import session
 
-STEPS = 30
+#: So many that a step or two that a busy machine holds up do not count.
+STEPS = 60
 
 
 @pytest.fixture
@@ -133,8 +134,8 @@ def run(workers: int, is_kept_elsewhere: bool = False, **options: Any) -> Any:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_first_rank_gets_the_diagnosis_of_all_ranks_until_now(workers: int) -> None:
     final = run(workers)
-    # A rank that waits for this one may have noted a few more than it has made records of.
-    assert 2 * STEPS - 20 <= final["steps"] <= 2 * STEPS
+    # A rank that waits for this one may have noted up to 50 steps that it has not sent yet.
+    assert 2 * STEPS - 50 <= final["steps"] <= 2 * STEPS
     assert [rank["rank"] for rank in final["ranks"]] == list(range(max(workers, 1)))
     assert final["findings"][0]["kind"] == "input_bound"
     assert final["name"]

@@ -71,7 +71,8 @@ def test_it_is_safe_with_a_waiting_thread_of_powertrain() -> None:
     assert answer(f"from powertrain.engine.forking import ServiceThread; {ours} {ASK}") == ""
 
 
-def test_a_fork_waits_until_no_thread_of_powertrain_is_at_work() -> None:
+def test_a_fork_waits_until_no_thread_of_powertrain_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "_QUIET_TIMEOUT_S", 30.0)
     begun, may_end = threading.Event(), threading.Event()
     seen = []
 

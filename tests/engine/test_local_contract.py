@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from powertrain.engine import resources
-from powertrain.engine.base import Engine, SlotShape
+from powertrain.engine.base import Engine, Exited, SlotShape, Started
 from powertrain.engine.local import engine as local_engine
 from powertrain.engine.local import ledger
 from powertrain.engine.local.engine import LocalEngine
 from powertrain.engine.local.warm_server import warm_up
 from powertrain.storage.files import private_roots
-from powertrain.testing.engine_contract import ProcessContract, Stage
+from powertrain.testing.engine_contract import ProcessContract, Stage, program
+from powertrain.trace.machine import processes
 
 ONE_GPU = SlotShape(gpus=1.0)
 
@@ -40,3 +44,22 @@ class TestLocalEngine(ProcessContract):
             self.other_run.request(1, ONE_GPU)
 
         return ONE_GPU, change
+
+    def test_a_process_that_has_ended_is_in_doubt_until_its_exit_is_reported(
+        self, stage: Stage, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (slot,) = stage.slots()
+        engine.fork(slot, program("wait"))
+        pid = stage.wait_for(Started, slot).pid
+        assert not engine.is_in_doubt(time.monotonic())
+        os.kill(engine._server.pid, signal.SIGSTOP)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            while processes.state(pid) != "zombie":
+                time.sleep(0.01)
+            assert engine.is_in_doubt(time.monotonic())
+            assert not engine.is_in_doubt(time.monotonic() - local_engine._EXIT_REPORT_TIMEOUT_S)
+        finally:
+            os.kill(engine._server.pid, signal.SIGCONT)
+        stage.wait_for(Exited, slot)
+        assert not engine.is_in_doubt(time.monotonic())

@@ -408,6 +408,7 @@ def test_the_cause_is_found_though_its_echo_arrives_first(run: Run) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Reports, "on_outcome", on_outcome)
+        patch.setattr("powertrain.run.health.recovery.CAUSE_TIMEOUT_S", 30.0)
         outcome = run.go(engine)
     assert [(f.rank, f.kind, f.secondary) for f in outcome.failures] == [
         (1, "signal", False),
@@ -562,11 +563,11 @@ def stop_in_a_debugger(worker: ScriptedWorker, seconds: float, opened: threading
 
 
 def test_no_rank_is_absent_while_a_debugger_is_open(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powertrain.run.workers.reports.ABSENT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("powertrain.run.workers.reports.ABSENT_TIMEOUT_S", 1.0)
 
     def play(worker: ScriptedWorker) -> None:
         if worker.rank == 1:
-            stop_in_a_debugger(worker, seconds=0.2)
+            stop_in_a_debugger(worker, seconds=1.5)
         worker.report({"x": worker.rank})
 
     assert run.go(ScriptedEngine(play)).state == "finished"
@@ -1042,6 +1043,8 @@ def test_a_rank_that_is_steadily_one_row_behind_is_not_called_late(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("powertrain.run.workers.reports.LATE_INTERVAL_S", 0.6)
+    run.clock = clock = ManualClock(start=1e6)
+    run.watcher.on_row = lambda row: clock.advance(0.01)
     ahead = threading.Semaphore(1)
 
     def play(worker: ScriptedWorker) -> None:
@@ -1246,7 +1249,7 @@ def test_an_interrupt_while_a_failed_run_waits_for_storage_leaves_it_failed(
 def test_what_storage_did_not_take_stays_when_a_failed_run_ends(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("powertrain.run.checkpoints.settling.SETTLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("powertrain.run.checkpoints.settling.SETTLE_TIMEOUT_S", 2.0)
 
     def refuse(kind: str, target: str) -> None:
         if "/checkpoints/" in target:

@@ -192,7 +192,7 @@ def test_a_lost_worker_is_replaced_by_a_reserved_slot(run: Run) -> None:
 def test_a_run_grows_by_what_it_got_when_the_rest_does_not_come(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reservation, "_PROGRESS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(reservation, "_PROGRESS_TIMEOUT_S", 2.0)
     play = Loop()
     engine = LateEngine(play)
 
@@ -218,7 +218,16 @@ def test_a_request_that_is_not_met_is_made_again_later(
         if is_refused:
             engine.refuse(engine.late[0], "the script has no such slot")
         play.wait_for(lambda: len(engine.late) >= 2)
-        engine.grant(engine.late[-1], 2)
+        granted: set[str] = set()
+
+        def grant_the_newest() -> bool:
+            """On a busy machine a request may be overdue before it is granted; then the next one is."""
+            newest = engine.late[-1]
+            if newest.id not in granted and engine.grant(newest, 2):
+                granted.add(newest.id)
+            return bool(play.rows.get(1))
+
+        play.wait_for(grant_the_newest)
         play.wait_for_rows(1, 5)
 
     assert go(run, engine, play, wait_for_the_next) == "finished"

@@ -364,7 +364,10 @@ class TestOnObjectStores:
         monkeypatch.setattr(lease_module, "_age_of_beat", lambda storage, holder: 7200.0)
         Lease.take(storage).release()
 
-    def test_a_lease_given_back_while_it_is_watched_is_free(self, storage: Storage) -> None:
+    def test_a_lease_given_back_while_it_is_watched_is_free(
+        self, storage: Storage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lease_module, "SILENCE_TIMEOUT_S", 15.0)
         first = Lease.take(storage)
         first._heart.stop()  # type: ignore[union-attr]
         timer = threading.Timer(0.5, first.release)

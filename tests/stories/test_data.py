@@ -150,7 +150,8 @@ def test_an_epoch_that_is_broken_off_is_followed_by_the_next(fits: Any) -> None:
 
 @ON_BOTH
 def test_a_run_that_is_resized_in_mid_epoch_sees_each_row_once(fits: Any) -> None:
-    config = {"epochs": 2, "batch": 4, "every": 0, "kills": [[2, 7]], "pace": 0.03, "until_size": (20, 4)}
+    sizes = [(12, 2), (20, 4)]
+    config = {"epochs": 2, "batch": 4, "every": 0, "kills": [[2, 7]], "pace": 0.03, "until_size": sizes}
 
     def ask() -> None:
         for step, workers in ((5, 2), (20, 4)):

@@ -139,7 +139,9 @@ def test_a_call_that_only_takes_long_is_not_acted_on_and_no_other_rank_is_blamed
 ) -> None:
     # Two minutes are half a second here: what is left alone is so because of what it is, and not for want of time.
     monkeypatch.setattr(watchdog, "ACT_TIMEOUT_S", 0.5)
-    outcome = fits.outcome(getattr(hanging, kind), kind=TorchTrainer, train_loop_config={"seconds": 3.0})
+    # More than a busy machine holds up a rank in an ordinary step, so that no other rank is noticed.
+    monkeypatch.setattr(watchdog, "NOTICE_DELAY_S", 2.5)
+    outcome = fits.outcome(getattr(hanging, kind), kind=TorchTrainer, train_loop_config={"seconds": 6.0})
     assert (outcome["raised"], outcome["metrics"]) == ("", {"step": hanging.STEPS - 1}), outcome
     named = {fact.ranks for fact in notices(fits, kind)}
     assert named == (set() if culprit is None else {(culprit,)})
@@ -152,7 +154,7 @@ def test_inline_a_pause_is_reported_and_never_acted_on(fits: Any, monkeypatch: p
     monkeypatch.setattr(stacks, "_CHILDREN_WITHIN", 0.2)
     limits = FailureConfig(hang_timeout_s=1.5)
     outcome = fits.outcome(
-        hanging.pause_alone, "inline", train_loop_config={"seconds": 3.0}, failure_config=limits
+        hanging.pause_alone, "inline", train_loop_config={"seconds": 6.0}, failure_config=limits
     )
     assert (outcome["raised"], outcome["metrics"]) == ("", {"step": hanging.STEPS - 1}), outcome
     (noticed,) = notices(fits, "pause_alone")
@@ -172,8 +174,8 @@ def test_under_torchrun_a_hang_ends_the_process_so_that_torchrun_can_begin_again
 
 
 def test_a_stop_of_everything_is_nobodys_hang(fits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "NOTICE_DELAY_S", 3.0)
-    trainer = fits.trainer(hanging.steady, kind=TorchTrainer, train_loop_config={"seconds": 8.0})
+    monkeypatch.setattr(watchdog, "NOTICE_DELAY_S", 4.5)
+    trainer = fits.trainer(hanging.steady, kind=TorchTrainer, train_loop_config={"seconds": 11.0})
 
     def ours() -> list[psutil.Process]:
         """The server and what it has forked; a cluster that other stories play on is not of this one."""
@@ -189,7 +191,7 @@ def test_a_stop_of_everything_is_nobodys_hang(fits: Any, monkeypatch: pytest.Mon
         if helper == 0:
             for pid in everyone:
                 os.kill(pid, signal.SIGSTOP)
-            time.sleep(4.0)
+            time.sleep(6.0)
             for pid in everyone:
                 os.kill(pid, signal.SIGCONT)
             os._exit(0)

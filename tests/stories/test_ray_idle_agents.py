@@ -74,14 +74,14 @@ def test_a_run_that_takes_longer_than_agents_rest_ends_in_order(
 ) -> None:
     from powertrain.engine.ray import idle_agents
 
-    monkeypatch.setattr(idle_agents, "IDLE_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(idle_agents, "IDLE_TIMEOUT_S", 8.0)
     before = servers_of(fits, "first")
     trainer = fits.trainer(
         clustered.reports_until_told, workers=2, name="long", train_loop_config={"pace": 0.5}
     )
     with going(trainer) as run:
         began = run.fact(fits, "long", ev.TrainingStarted).time
-        wait_until(lambda: any(fact.time > began + 5.0 for fact in all_of(fits, "long", ev.Committed)))
+        wait_until(lambda: any(fact.time > began + 9.0 for fact in all_of(fits, "long", ev.Committed)))
         assert {place["server"] for place in places(fits.directory, 0, 2)} == before
     assert run.outcome["raised"] == "", run.outcome
     assert len(all_of(fits, "long", ev.AttemptStarted)) == 1

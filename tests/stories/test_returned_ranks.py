@@ -62,7 +62,7 @@ def test_a_rank_that_returns_early_ends_a_barrier_of_the_run_with_an_error(fits:
 
 @on("local", "ray", smoke=["local"])
 def test_a_rank_stuck_in_the_users_code_is_named_before_those_that_wait_in_all_reduce(fits: Any) -> None:
-    limits = FailureConfig(hang_timeout_s=3.0)
+    limits = FailureConfig(hang_timeout_s=6.0)
     outcome = fits.outcome(hanging.sleep, kind=TorchTrainer, workers=2, failure_config=limits)
     assert outcome["message"].startswith("Rank 1 hung: nothing moved for ")
     assert [failure["rank"] for failure in outcome["failures"] if not failure.get("secondary")] == [1]

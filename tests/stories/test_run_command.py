@@ -184,7 +184,7 @@ def test_powertrain_stop_ends_it(start: Any, stories: Any) -> None:
 
 
 def test_a_hanging_script_is_recognized_and_started_again(start: Any, stories: Any) -> None:
-    driver = start(script("hanging"), options=("--hang-timeout=2", "--max-restarts=1"))
+    driver = start(script("hanging"), options=("--hang-timeout=6", "--max-restarts=1"))
     assert driver.ended() == 0, driver.output
     (failed,) = (fact for fact in stories.facts("run") if isinstance(fact, ev.Failed))
     assert {(failure.rank, failure.kind) for failure in failed.failures} == {(1, "hung")}

@@ -211,7 +211,8 @@ def test_a_second_start_is_refused_while_the_first_lives(stage: Stage) -> None:
     first = stage.start("first")
     first.until_commits(1)
 
-    refused = stage.start("second").outcome()
+    # The first must beat before the second would take it for dead, also where it is held up for seconds.
+    refused = stage.start("second", {**QUICK_LEASE, "SILENCE_TIMEOUT_S": 15.0}).outcome()
     assert refused["raised"] == "RunInUseError"
     assert f"process {first.process.pid} " in refused["message"]
     assert repr(socket.gethostname()) in refused["message"]
@@ -289,8 +290,8 @@ def test_of_two_with_one_lease_number_only_the_second_commits(stage: Stage) -> N
     outcome = first.outcome()
     assert outcome["raised"] == "ControllerError"
     assert f"rocess {second.process.pid} on host {socket.gethostname()!r}" in outcome["message"]
-    # Not their number: the fact of a commit that was made just before the freeze is written after the thaw.
-    assert all(fact.time < thawed for fact in first.facts(ev.Committed))
+    # The fact of a commit that was made just before the freeze may be written after the thaw.
+    assert len([fact for fact in first.facts(ev.Committed) if fact.time >= thawed]) <= 1
     seen = len(second.facts(ev.Committed))
     second.until_commits(seen + 2)
     second.stop()

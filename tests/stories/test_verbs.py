@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import loops
+import psutil
 import pytest
 import story
 from tests.stories.engines import on
@@ -133,12 +134,15 @@ def test_stacks_name_the_line_and_stop_now_ends_a_loop_that_never_comes_to_a_bou
     while "waiting for the run" in together:
         assert time.monotonic() < deadline, together
         output = at_another_terminal("stacks", "killed").output
-        together = next(line for line in output.splitlines() if "ranks 0" in line)
+        # Two lines, one for each rank, while only one of them has gone on.
+        together = next((line for line in output.splitlines() if "ranks 0" in line), together)
     assert together.startswith(f"ranks 0, 1: at {loops.__file__}:")
     assert together.endswith("in never_at_a_boundary: time.sleep(0.05)")
 
     pid = int((stories.root / "rank 1 trains").read_text())
     os.kill(pid, signal.SIGSTOP)
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
     try:
         seen = json.loads(at_another_terminal("stacks", "killed", "--json").output)
     finally:

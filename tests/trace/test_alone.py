@@ -128,7 +128,7 @@ SCRIPT = """
 import os, time
 from powertrain import trace
 trace.init(mode="manual")
-batches = trace.wrap_dataloader_fetch(time.sleep(0.01) for _ in range(40))
+batches = trace.wrap_dataloader_fetch(time.sleep(0.01) for _ in range(100))
 for batch in batches:
     with trace.trace_step():
         time.sleep(0.001)

@@ -23,11 +23,11 @@ def busy(seconds: float) -> None:
 
 
 def test_processor_time_of_this_process_is_seen_as_cores() -> None:
-    sampler = Sampler()
     began = time.monotonic()
+    sampler = Sampler()
     busy(0.3)
-    took = time.monotonic() - began
     seen = sampler.look(7)
+    took = time.monotonic() - began
     assert seen.step == 7
     assert 0.2 / took <= seen.cpu <= 1.5
     assert seen.cpu <= seen.host_cpu + 0.5, "the machine was at least as busy"

@@ -116,6 +116,13 @@ def _end_with_children(pid: int) -> None:
         psutil.wait_procs(below, timeout=5)
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is not run for a while answers late, and would be taken for one that cannot answer."""
+    for timeout in ("_ANSWER_WITHIN", "_NATIVE_WITHIN", "_PYTHON_WITHIN"):
+        monkeypatch.setattr(stacks, timeout, PATIENCE)
+
+
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "signal":
@@ -157,8 +164,14 @@ def test_the_line_at_which_a_process_is_stuck_is_seen(
 @NEEDS_PY_SPY
 def test_frames_of_c_are_seen_with_py_spy(program: Callable[[str], Program]) -> None:
     running = program("def stuck():\n    ctypes.PyDLL(None).sleep(60)\nstuck()")
-    main = running.seen_at("ctypes.PyDLL(None).sleep(60)").threads[0]
-    assert any("sleep" in frame.function and frame.line == 0 and ".so" in frame.file for frame in main.frames)
+    source = "ctypes.PyDLL(None).sleep(60)"
+    running.seen_at(source)
+    eventually(  # py-spy cannot find the frames of C in the first moments of an interpreter
+        lambda: any(
+            "sleep" in frame.function and frame.line == 0 and ".so" in frame.file
+            for frame in running.seen_at(source).threads[0].frames
+        )
+    )
 
 
 def test_a_stopped_process_is_said_to_be_stopped(program: Callable[[str], Program], way: str) -> None:
@@ -200,9 +213,8 @@ def test_two_readers_at_once_both_see_it_whole(
 
 
 def test_a_late_answer_to_an_earlier_reader_is_not_taken_for_a_part_of_the_next(
-    program: Callable[[str], Program], without_py_spy: None, monkeypatch: pytest.MonkeyPatch
+    program: Callable[[str], Program], without_py_spy: None
 ) -> None:
-    monkeypatch.setattr(stacks, "_ANSWER_WITHIN", PATIENCE)
     running = program(
         """
         def wait(depth):

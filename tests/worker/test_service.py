@@ -163,6 +163,7 @@ def test_close_gives_up_after_its_timeout_without_a_listener(directory: str, gat
     service = Service(connection, 0, 0, gate, Progress())
     service.post(point(1))
     service.close(timeout=0.05)
+    service._thread.join(PATIENCE)
     assert not service._thread.is_alive()
 
 

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,14 @@ from powertrain.worker.checkpoints.shared_directory import (
 )
 
 AFTER = 10**9
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing is cut short after 0.25 s, which a busy machine may take for a directory of any size."""
+    monkeypatch.setattr(shared_directory, "_LISTING_TIMEOUT_S", 60.0)
+
+
 names = st.sampled_from(["a", "b", "c"])
 versions = st.builds(
     lambda inode, size, changed: Version((inode, size, changed), changed),
@@ -234,21 +242,19 @@ def test_a_file_that_another_rank_is_writing_is_copied_when_it_is_whole(tmp_path
 
 
 @pytest.fixture
-def growing_log(tmp_path: Path) -> Iterator[Path]:
-    """A file that is appended to without a pause that one could wait for."""
+def growing_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that has grown each time that it is looked at."""
     path = put(tmp_path / "top" / "train.log")
-    over = threading.Event()
+    is_over = shared_directory._ChangingFile.is_over
 
-    def grow() -> None:
-        while not over.wait(0.01):
+    def grown_and_looked_at(changing: shared_directory._ChangingFile, into: Copied) -> bool:
+        if changing.entry.name == path.name:
             with path.open("a") as file:
                 file.write("another line\n")
+        return is_over(changing, into)
 
-    writer = threading.Thread(target=grow)
-    writer.start()
-    yield path
-    over.set()
-    writer.join()
+    monkeypatch.setattr(shared_directory._ChangingFile, "is_over", grown_and_looked_at)
+    return path
 
 
 def test_a_log_that_never_rests_is_left_out_and_named_and_waited_for_once(

@@ -58,6 +58,7 @@ def link_to_nobody(at_once: None) -> Iterator[Link]:
 
 
 def test_a_link_without_anybody_at_the_other_end_says_why(link_to_nobody: Link) -> None:
+    link_to_nobody._tried = time.monotonic()
     assert link_to_nobody.why_unreachable() == "", "at first there may only be nobody yet"
     assert until_told(link_to_nobody) == "Connection refused"
 

@@ -1,8 +1,9 @@
 """Training functions that read a dataset and report which rows they got, in each of the usual ways to write the loop.
 
-``kills`` has (attempt, step of that attempt) at which rank 1 dies; from the first of ``until_size`` on, steps are slow
-while there are not as many workers as the second. The rows of each step are written to a file of the
-rank, with the number of the report that they belong to: a message would die with the rank that is killed.
+``kills`` has (attempt, step of that attempt) at which rank 1 dies; ``until_size`` has for each attempt, and the last
+for all others, a row and a number of workers: from that row on, steps are slow while there are not so many. The rows
+of each step are written to a file of the rank, with the number of the report that they belong to: a message would die
+with the rank that is killed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Steps:
         dist.all_reduce(torch.ones(1))  # from here on every rank has made its report of the step before
         if self.rank == 1 and [self.attempt, self.made] in self.config["kills"]:
             os.kill(os.getpid(), signal.SIGKILL)
-        slow_from, workers = self.config.get("until_size", (float("inf"), 0))
+        sizes = self.config.get("until_size", [(float("inf"), 0)])
+        slow_from, workers = sizes[min(self.attempt, len(sizes) - 1)]
         if current("feeding").row >= slow_from and dist.get_world_size() != workers:
             time.sleep(_SLOW_STEP_S)
         elif not story.told(self.config.get("pace_until", "never")):

@@ -35,6 +35,7 @@ from powertrain.engine.local.warm_server import CLOSE_TIMEOUT_S, warm_up
 from powertrain.engine.output import OutputReader
 from powertrain.errors import EngineError
 from powertrain.storage.files.private_roots import runtime_root
+from powertrain.trace.machine import processes
 from powertrain.wire.hub import Hub
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def _forget_ledger_of_parent() -> None:
 
 os.register_at_fork(after_in_child=_forget_ledger_of_parent)
 
+#: Seconds within which the server reports that a process has ended, even on a machine that hardly gets to run it.
+_EXIT_REPORT_TIMEOUT_S = 15.0
 #: The claim under which processes beside the slots are kept; it holds no resources.
 _ATTENDANTS = "attendants"
 _STATE_IS_LOST = (
@@ -197,7 +200,9 @@ class LocalEngine:
         return process.inspection(self._pids.get(slot.id, 0), title, dump, stacks)
 
     def is_in_doubt(self, since: float) -> bool:
-        return False
+        if time.monotonic() - since > _EXIT_REPORT_TIMEOUT_S:
+            return False
+        return any(processes.state(pid) in ("zombie", "gone") for pid in list(self._pids.values()))
 
     def release(self, slots: Sequence[Slot]) -> None:
         for slot in slots:

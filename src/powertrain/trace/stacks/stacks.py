@@ -216,8 +216,8 @@ def _child(pid: int, parent: str, dump: str, deadline: float) -> ProcessStack:
         remark = "No time was left to read its stacks: its parent has many processes, or slow ones."
     else:
         threads, remark = _by_signal(pid, state, dump)
-        if not threads and (threads := _by_py_spy(pid, native=False)):
-            remark = ""
+        if remark and (read := _by_py_spy(pid, native=False)):  # also for a part: its main thread is missing
+            threads, remark = read, ""
     title = f"DataLoader worker of {parent}" if _is_loader_worker(threads) else name or f"process {pid}"
     return ProcessStack(pid=pid, title=title, state=state, threads=threads, remark=remark)
 
@@ -320,12 +320,15 @@ def _await_answer(pid: int, asked: list[int], file: BinaryIO, before: int) -> bo
     While a handler runs, its signal is blocked in its thread: so the end of the text is known, not guessed.
     """
     deadline = time.monotonic() + _ANSWER_WITHIN
-    while time.monotonic() < deadline:
+    while True:
+        # Read before the look: if this process stood still beyond the deadline, what was written meanwhile counts.
+        is_last = time.monotonic() >= deadline
         wrote = os.fstat(file.fileno()).st_size > before
         if wrote and not _answering(pid, asked):
             return True
+        if is_last:
+            return False
         time.sleep(_LOOK_EVERY)
-    return False
 
 
 def _answering(pid: int, threads: list[int]) -> bool:
