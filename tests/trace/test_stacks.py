@@ -178,7 +178,8 @@ def test_a_stopped_process_is_said_to_be_stopped(program: Callable[[str], Progra
     running = program("def stuck():\n    time.sleep(60)\nstuck()")
     running.seen_at("time.sleep(60)")
     os.kill(running.pid, signal.SIGSTOP)
-    seen = eventually(lambda: found if (found := running.look()).state == "stopped" else None)
+    eventually(lambda: processes.state(running.pid) == "stopped")
+    seen = running.look()
     if way == "signal":
         assert (seen.threads, seen.remark) == (
             [],
