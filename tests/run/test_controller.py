@@ -1044,8 +1044,12 @@ def test_a_rank_that_is_steadily_one_row_behind_is_not_called_late(
 ) -> None:
     monkeypatch.setattr("powertrain.run.workers.reports.LATE_INTERVAL_S", 0.6)
     run.clock = clock = ManualClock(start=1e6)
-    run.watcher.on_row = lambda row: clock.advance(0.01)
     ahead = threading.Semaphore(1)
+
+    def pass_time(row: int) -> None:
+        clock.advance(0.01)
+
+    run.watcher.on_row = pass_time
 
     def play(worker: ScriptedWorker) -> None:
         for _ in range(120):
