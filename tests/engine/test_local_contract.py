@@ -17,10 +17,17 @@ from powertrain.engine.local import ledger
 from powertrain.engine.local.engine import LocalEngine
 from powertrain.engine.local.warm_server import warm_up
 from powertrain.storage.files import private_roots
-from powertrain.testing.engine_contract import ProcessContract, Stage, program
+from powertrain.testing.engine_contract import PATIENCE, ProcessContract, Stage, program
 from powertrain.trace.machine import processes
 
 ONE_GPU = SlotShape(gpus=1.0)
+
+
+def await_state(pid: int, state: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while processes.state(pid) != state:
+        assert time.monotonic() < deadline, f"process {pid} is {processes.state(pid)}, not {state}"
+        time.sleep(0.01)
 
 
 class TestLocalEngine(ProcessContract):
@@ -54,12 +61,12 @@ class TestLocalEngine(ProcessContract):
         assert not engine.is_in_doubt(time.monotonic())
         os.kill(engine._server.pid, signal.SIGSTOP)
         try:
+            await_state(engine._server.pid, "stopped")
             os.kill(pid, signal.SIGKILL)
-            while processes.state(pid) != "zombie":
-                time.sleep(0.01)
+            await_state(pid, "zombie")
             assert engine.is_in_doubt(time.monotonic())
             assert not engine.is_in_doubt(time.monotonic() - local_engine._EXIT_REPORT_TIMEOUT_S)
         finally:
             os.kill(engine._server.pid, signal.SIGCONT)
         stage.wait_for(Exited, slot)
-        assert not engine.is_in_doubt(time.monotonic())
+        stage.wait_until(lambda: not engine.is_in_doubt(time.monotonic()), "the end of the doubt")

@@ -416,6 +416,30 @@ def test_the_cause_is_found_though_its_echo_arrives_first(run: Run) -> None:
     ]
 
 
+def test_an_echo_is_not_taken_for_the_cause_while_the_engine_is_in_doubt(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("powertrain.run.health.recovery.CAUSE_TIMEOUT_S", 0.05)
+    asked = threading.Event()
+
+    class Doubtful(ScriptedEngine):
+        def is_in_doubt(self, since: float) -> bool:
+            asked.set()
+            return True
+
+    def play(worker: ScriptedWorker) -> None:
+        if worker.rank == 0:
+            raise ConnectionResetError("Connection reset by peer")
+        worker.wait_for(asked)
+        worker.die(-signal.SIGSEGV)
+
+    outcome = run.go(Doubtful(play))
+    assert [(f.rank, f.kind, f.secondary) for f in outcome.failures] == [
+        (1, "signal", False),
+        (0, "raised", True),
+    ]
+
+
 def test_an_echo_without_a_cause_is_taken_for_the_cause_after_a_moment(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

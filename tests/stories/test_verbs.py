@@ -141,9 +141,11 @@ def test_stacks_name_the_line_and_stop_now_ends_a_loop_that_never_comes_to_a_bou
 
     pid = int((stories.root / "rank 1 trains").read_text())
     os.kill(pid, signal.SIGSTOP)
-    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
-        time.sleep(0.01)
     try:
+        deadline = time.monotonic() + story.PATIENCE
+        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline, "it was not stopped"
+            time.sleep(0.01)
         seen = json.loads(at_another_terminal("stacks", "killed", "--json").output)
     finally:
         os.kill(pid, signal.SIGCONT)

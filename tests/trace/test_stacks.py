@@ -120,7 +120,8 @@ def _end_with_children(pid: int) -> None:
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is not run for a while answers late, and would be taken for one that cannot answer."""
     for timeout in ("_ANSWER_WITHIN", "_NATIVE_WITHIN", "_PYTHON_WITHIN"):
-        monkeypatch.setattr(stacks, timeout, PATIENCE)
+        monkeypatch.setattr(stacks, timeout, PATIENCE / 4)
+    monkeypatch.setattr(stacks, "_TURN_WITHIN", PATIENCE)
 
 
 @pytest.fixture(params=WAYS)
@@ -213,28 +214,50 @@ def test_two_readers_at_once_both_see_it_whole(
     assert all(running.is_at(found, "time.sleep(60)") for found in seen)
 
 
+#: Takes tens of milliseconds to write its stacks, so the next reader comes meanwhile.
+OF_MANY_FRAMES = """
+def wait(depth):
+    wait(depth - 1) if depth else time.sleep(60)
+
+for _ in range(60):
+    threading.Thread(target=wait, args=(90,), daemon=True).start()
+time.sleep(stacks._OLD_ENOUGH)
+print("1", flush=True)
+time.sleep(60)
+"""
+
+
+def request_stacks(running: Program) -> None:
+    """Request stacks and come back as soon as they are being written, like a reader that has stopped waiting."""
+    before = os.path.getsize(running.dump)
+    assert ctypes.CDLL(None).tgkill(running.pid, running.pid, stacks.SIGNAL) == 0
+    eventually(lambda: os.path.getsize(running.dump) > before)
+
+
 def test_a_late_answer_to_an_earlier_reader_is_not_taken_for_a_part_of_the_next(
     program: Callable[[str], Program], without_py_spy: None
 ) -> None:
-    running = program(
-        """
-        def wait(depth):
-            wait(depth - 1) if depth else time.sleep(60)
-
-        for _ in range(60):
-            threading.Thread(target=wait, args=(90,), daemon=True).start()
-        time.sleep(stacks._OLD_ENOUGH)
-        print("1", flush=True)
-        time.sleep(60)
-        """
-    )
+    running = program(OF_MANY_FRAMES)
     running.says()
-    for _ in range(3):  # a dump takes tens of milliseconds, and is under way when the next reader comes
-        assert ctypes.CDLL(None).tgkill(running.pid, running.pid, stacks.SIGNAL) == 0
+    for _ in range(3):
+        request_stacks(running)
         seen = running.look()
         assert len(seen.threads) == 61
         assert seen.threads[0].main
         assert all(len(thread.frames) > 90 for thread in seen.threads[1:])
+
+
+def test_a_part_of_a_dump_is_never_shown_as_the_whole(
+    program: Callable[[str], Program], without_py_spy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = program(OF_MANY_FRAMES)
+    running.says()
+    for patience in (0.001, 0.005, 0.02):
+        monkeypatch.setattr(stacks, "_ANSWER_WITHIN", patience)
+        request_stacks(running)
+        seen = running.look()
+        assert seen.remark or len(seen.threads) == 61
+        assert len(seen.threads) == 61 or not any(thread.main for thread in seen.threads)
 
 
 # --------------------------------------------------------------------------- processes below a rank

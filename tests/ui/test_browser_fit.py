@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -55,6 +56,17 @@ def wait_for_rows(visit: Visit, least: int) -> int:
     return int(visit.page.evaluate(last))
 
 
+def wait_for_waits_of_a_straggler(visit: Visit) -> None:
+    """Wait until the straggler has waited least by far: it waits too for a rank that the machine holds up for once."""
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while True:
+        waits = pixels_of_phase(visit.page, "collective", RANKS)
+        if waits[STRAGGLER] * 3 < min(waits[:STRAGGLER]):
+            return
+        assert time.monotonic() < deadline, waits
+        visit.page.wait_for_timeout(200)
+
+
 def test_a_run_is_watched_while_it_trains_loses_a_rank_and_ends(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
@@ -73,8 +85,7 @@ def test_a_run_is_watched_while_it_trains_loses_a_rank_and_ends(tmp_path: Path) 
 
         # The others wait for the straggler: its row is the one with least of that colour.
         page.wait_for_selector(".rank-labels span")
-        waits = pixels_of_phase(page, "collective", RANKS)
-        assert waits[STRAGGLER] < min(waits[:STRAGGLER]), waits
+        wait_for_waits_of_a_straggler(visit)
 
         page.get_by_role("button", name="Stacks").click()
         page.locator("pre.stacks", has_text="watched_run.py").wait_for()
@@ -100,5 +111,5 @@ def test_a_run_is_watched_while_it_trains_loses_a_rank_and_ends(tmp_path: Path) 
         visit.page.wait_for_selector("#metrics .mark.failure")
         assert visit.page.locator("figure.chart h3").nth(1).inner_text() == ATTACK
         waits = pixels_of_phase(visit.page, "collective", RANKS)
-        assert waits[STRAGGLER] < min(waits[:STRAGGLER]), waits
+        assert waits[STRAGGLER] * 1.5 < min(waits[:STRAGGLER]), waits
         assert (visit.requests, visit.errors) == ([report.as_uri()], [])

@@ -334,8 +334,8 @@ class Engine(Protocol):
         or two. Any thread."""
 
     def is_in_doubt(self, since: float) -> bool:
-        """Return True while a loss may be about to be reported: a process has ended and its exit was not delivered yet,
-        or some node has sent no heartbeat since ``since`` (monotonic seconds)."""
+        """Return True while a loss may be about to be reported. With the local engine: a process has ended and its exit
+        was not delivered yet. On Ray: some node has sent no heartbeat since ``since`` (monotonic seconds)."""
 
     def release(self, slots: Sequence[Slot]) -> None:
         """End the processes on these slots and give the slots back."""

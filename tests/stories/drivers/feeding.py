@@ -1,9 +1,9 @@
 """Training functions that read a dataset and report which rows they got, in each of the usual ways to write the loop.
 
-``kills`` has (attempt, step of that attempt) at which rank 1 dies; ``until_size`` has for each attempt, and the last
-for all others, a row and a number of workers: from that row on, steps are slow while there are not so many. The rows
-of each step are written to a file of the rank, with the number of the report that they belong to: a message would die
-with the rank that is killed.
+``kills`` has (attempt, step of that attempt) at which rank 1 dies; ``until_size`` lists by attempt, the last for all
+later ones, a row and a number of workers: from that row on, steps are slow while there are not so many. The rows of
+each step are written to a file of the rank, with the number of the report that they belong to: a message would die with
+the rank that is killed.
 """
 
 from __future__ import annotations

@@ -220,8 +220,8 @@ def pause_alone(config: dict[str, float]) -> None:
 
 
 def evaluation_on_rank_0(config: dict[str, float]) -> None:
-    """Of fewer than fifty steps' length, after as many steps: of 0.17 s, so that fifty take longer than the evaluation
-    even where that is held up for seconds."""
+    """Takes less than the sixty usual steps after which a run acts. A step takes 0.17 s here, so sixty are longer than
+    the evaluation even where that is held up for seconds."""
     for step in range(-40, STEPS):
         time.sleep(0.1)
         _together()

@@ -278,7 +278,6 @@ class LocalEngine:
         self._output.drain(slot)
         with self._changed:
             self._processes.pop(slot.id, None)
-            self._pids.pop(slot.id, None)
             self._dumps.pop(slot.id, None)
             leaving = slot.id in self._leaving
             self._changed.notify_all()
@@ -289,3 +288,4 @@ class LocalEngine:
             self._events(Exited(slot, pid, code, oom))
         else:
             self._events(SlotLost(slot, "the process that workers are forked from was killed"))
+        self._pids.pop(slot.id, None)  # last: until the event is out, the process counts as in doubt

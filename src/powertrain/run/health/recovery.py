@@ -144,6 +144,8 @@ class Recovery:
             return
         if self._run.engine.is_in_doubt(attempt.failing_since):  # a loss is about to be reported
             self._run.deadlines.set(Deadline.CAUSE, CAUSE_TIMEOUT_S / 2)
+        elif not self._run.inbox.empty():  # the cause may be in it
+            self._run.deadlines.set(Deadline.CAUSE, 0.0)
         else:
             self._end_failed(attempt)
 

@@ -101,17 +101,16 @@ def blocks(pid: int, thread: int, number: int) -> bool:
     return _has(status(pid, thread), "SigBlk", number)
 
 
-def is_answering(pid: int, thread: int, number: int) -> bool:
-    """Return whether the signal is pending for the thread, or its handler runs there.
+def signal_phase(pid: int, thread: int, number: int) -> str:
+    """Return "pending" for a signal that the thread is yet to handle, "handling" while its handler runs; else "".
 
     From one read: between two, a signal that is delivered would be seen neither pending nor blocked. A handler blocks
     its own signal only; a thread that blocks the neighbouring signal too has blocked all of them on purpose.
     """
     fields = status(pid, thread)
-    blocked = _has(fields, "SigBlk", number)
-    if blocked and _has(fields, "SigBlk", number - 1):
-        return False
-    return blocked or _has(fields, "SigPnd", number) or _has(fields, "ShdPnd", number)
+    if _has(fields, "SigBlk", number):
+        return "" if _has(fields, "SigBlk", number - 1) else "handling"
+    return "pending" if _has(fields, "SigPnd", number) or _has(fields, "ShdPnd", number) else ""
 
 
 def status(pid: int, thread: int = 0) -> dict[str, str]:

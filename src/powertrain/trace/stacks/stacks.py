@@ -206,17 +206,21 @@ def children_stacks(pid: int, title: str, dump: str) -> list[ProcessStack]:
     Takes about 10 ms for each, and at most two seconds: the remaining ones are named without stacks.
     """
     deadline = time.monotonic() + _CHILDREN_WITHIN
-    return [_child(child, title, dump, deadline) for child in processes.descendants(pid)]
+    found, sharing = [], [pid]
+    for child in processes.descendants(pid):
+        found.append(_child(child, title, dump, deadline, sharing))
+        sharing.append(child)
+    return found
 
 
-def _child(pid: int, parent: str, dump: str, deadline: float) -> ProcessStack:
+def _child(pid: int, parent: str, dump: str, deadline: float, sharing: Sequence[int]) -> ProcessStack:
     state, name = processes.state(pid), processes.name(pid)
     threads: list[ThreadStack] = []
     if time.monotonic() > deadline:
         remark = "No time was left to read its stacks: its parent has many processes, or slow ones."
     else:
-        threads, remark = _by_signal(pid, state, dump)
-        if remark and (read := _by_py_spy(pid, native=False)):  # also for a part: its main thread is missing
+        threads, remark = _by_signal(pid, state, dump, sharing)
+        if remark and (read := _by_py_spy(pid, native=False)):  # also where the dump was cut off
             threads, remark = read, ""
     title = f"DataLoader worker of {parent}" if _is_loader_worker(threads) else name or f"process {pid}"
     return ProcessStack(pid=pid, title=title, state=state, threads=threads, remark=remark)
@@ -230,20 +234,24 @@ def _is_loader_worker(threads: Sequence[ThreadStack]) -> bool:
 # --------------------------------------------------------------------------- by signal
 
 
-def _by_signal(pid: int, state: str, dump: str) -> tuple[list[ThreadStack], str]:
-    """Return the stacks that a process dumps on the signal; or none, and the reason."""
+def _by_signal(pid: int, state: str, dump: str, sharing: Sequence[int] = ()) -> tuple[list[ThreadStack], str]:
+    """Return the stacks that a process dumps on the signal; or none, and the reason.
+
+    ``sharing`` are other processes that may still be writing to the same file.
+    """
     if remark := _why_not_to_ask(pid, state, dump):
         return [], remark
     try:
         with _reading(dump) as file:
-            _await_earlier_answers(pid)
+            if not _await_earlier_dumps([*sharing, pid]):
+                return [], "Stacks that were requested earlier are still being written."
             before = file.seek(0, os.SEEK_END)
             asked = _ask(pid)
             if not asked:
                 return [], "All of its threads block signals, so its stacks cannot be read."
             answered = _await_answer(pid, asked, file, before)
             file.seek(before)
-            threads = parse_dump(file.read().decode("utf-8", "replace"))
+            threads = parse_dump(file.read().decode("utf-8", "replace"), complete=answered)
     except OSError as error:
         return [], f"Its stacks could not be read from {dump}: {error}."
     if not threads:
@@ -303,14 +311,19 @@ def _ask(pid: int) -> list[int]:
     return [thread]
 
 
-def _await_earlier_answers(pid: int) -> None:
-    """Wait until no thread answers a request whose reader has stopped waiting, as on an overloaded machine.
+def _await_earlier_dumps(pids: Sequence[int]) -> bool:
+    """Wait until none of these processes writes a dump whose reader has stopped waiting; return False on timeout.
 
     ``faulthandler`` writes one dump at a time and drops a request that comes meanwhile, so the reply to the next
-    request would be the rest of the earlier one.
+    request would be the rest of the earlier one. A signal that stays pending, as in a thread that is stuck in the
+    kernel, does not count: such a thread writes nothing.
     """
     deadline = time.monotonic() + _ANSWER_WITHIN
-    while _answering(pid, processes.threads(pid)) and time.monotonic() < deadline:
+    while True:
+        is_last = time.monotonic() >= deadline
+        found = {phase for pid in pids for phase in _signal_phases(pid)}
+        if not found or is_last:
+            return "handling" not in found
         time.sleep(_LOOK_EVERY)
 
 
@@ -324,15 +337,18 @@ def _await_answer(pid: int, asked: list[int], file: BinaryIO, before: int) -> bo
         # Read before the look: if this process stood still beyond the deadline, what was written meanwhile counts.
         is_last = time.monotonic() >= deadline
         wrote = os.fstat(file.fileno()).st_size > before
-        if wrote and not _answering(pid, asked):
+        is_over = wrote and not any(processes.signal_phase(pid, thread, SIGNAL) for thread in asked)
+        # Nor does another thread write, late for an earlier request.
+        if is_over and "handling" not in _signal_phases(pid):
             return True
         if is_last:
             return False
         time.sleep(_LOOK_EVERY)
 
 
-def _answering(pid: int, threads: list[int]) -> bool:
-    return any(processes.is_answering(pid, thread, SIGNAL) for thread in threads)
+def _signal_phases(pid: int) -> set[str]:
+    phases = {processes.signal_phase(pid, thread, SIGNAL) for thread in processes.threads(pid)}
+    return phases - {""}
 
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):$")
@@ -340,14 +356,13 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
-def parse_dump(text: str) -> list[ThreadStack]:
+def parse_dump(text: str, complete: bool = True) -> list[ThreadStack]:
     """Parse one process's ``faulthandler`` text into stacks, the main one first.
 
-    The text lists the newest thread first, so the last is the initial thread; if the text ends in "..." it is
-    truncated, and the main thread is missing.
+    The text lists the newest thread first, so the last is the initial thread. If the text is not ``complete``, or ends
+    in "...", where ``faulthandler`` has reached its limit of threads, the main thread is missing.
     """
     stacks: list[tuple[str, list[Frame]]] = []
-    complete = True
     for line in text.splitlines():
         if found := _THREAD.match(line):
             stacks.append((found[2] or f"thread 0x{found[1].lstrip('0')}", []))
