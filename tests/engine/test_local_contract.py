@@ -53,7 +53,7 @@ class TestLocalEngine(ProcessContract):
         return ONE_GPU, change
 
     def test_a_process_that_has_ended_is_in_doubt_until_its_exit_is_reported(
-        self, stage: Stage, engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+        self, stage: Stage, engine: LocalEngine
     ) -> None:
         (slot,) = stage.slots()
         engine.fork(slot, program("wait"))

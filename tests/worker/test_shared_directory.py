@@ -31,14 +31,6 @@ from powertrain.worker.checkpoints.shared_directory import (
 )
 
 AFTER = 10**9
-
-
-@pytest.fixture(autouse=True)
-def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listing is cut short after 0.25 s, which a busy machine may take for a directory of any size."""
-    monkeypatch.setattr(shared_directory, "_LISTING_TIMEOUT_S", 60.0)
-
-
 names = st.sampled_from(["a", "b", "c"])
 versions = st.builds(
     lambda inode, size, changed: Version((inode, size, changed), changed),
@@ -47,6 +39,12 @@ versions = st.builds(
     st.integers(0, 2 * AFTER),
 )
 listings = st.builds(Listing, st.just(AFTER), st.dictionaries(names, versions), st.booleans())
+
+
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing is cut short after 0.25 s, which a busy machine may take for a directory of any size."""
+    monkeypatch.setattr(shared_directory, "_LISTING_TIMEOUT_S", 60.0)
 
 
 @given(name=names, version=versions, before=listings)
